@@ -1,0 +1,77 @@
+#!/bin/sh
+# Makes sure that what a build needs is installed: sh dependencies.sh build|tests|fuzz
+# Installs missing packages with apt or brew where it can; where it cannot, prints the exact command
+# and stops.
+set -eu
+purpose=${1:-build}
+
+works() { # does the command run?
+    "$@" >/dev/null 2>&1
+}
+
+missing=
+need() { # need DEBIAN-PACKAGE BREW-PACKAGE TEST...
+    debian=$1 brew=$2
+    shift 2
+    works "$@" || if [ "$system" = brew ]; then missing="$missing $brew"; else missing="$missing $debian"; fi
+}
+
+if works apt-get --version; then
+    system=apt
+elif works brew --version; then
+    system=brew
+else
+    system=none
+fi
+
+need gcc gcc cc --version
+need make make make --version
+need cmake cmake cmake --version
+need pkg-config pkgconf pkg-config --version
+need libjansson-dev jansson pkg-config --atleast-version=2.12 jansson
+if [ "$purpose" != build ]; then
+    need libcmocka-dev cmocka pkg-config --exists cmocka
+    need xz-utils xz xz --version
+fi
+if [ "$purpose" = fuzz ]; then
+    need clang llvm clang --version
+    if [ "$system" = apt ] && works clang --version; then
+        runtime=$(clang -print-file-name=libclang_rt.fuzzer-x86_64.a)
+        [ -e "$runtime" ] || [ -e "$(dirname "$runtime")/../$(uname -s | tr 'A-Z' 'a-z')/libclang_rt.fuzzer.a" ] ||
+            missing="$missing libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
+    elif [ "$system" = apt ]; then
+        missing="$missing libclang-rt-14-dev"
+    fi
+fi
+[ -n "$missing" ] || exit 0
+
+case $system in
+apt)
+    as_root=
+    [ "$(id -u)" = 0 ] || as_root=sudo
+    command="$as_root apt-get install -y --no-install-recommends$missing"
+    echo "installing missing packages:$missing"
+    if [ -z "$as_root" ] || works sudo -n true; then
+        export DEBIAN_FRONTEND=noninteractive
+        # shellcheck disable=SC2086
+        if { $as_root apt-get update -qq && $command; } >/tmp/bml-packages.$$ 2>&1; then
+            rm -f /tmp/bml-packages.$$
+            exit 0
+        fi
+        cat /tmp/bml-packages.$$ >&2
+        rm -f /tmp/bml-packages.$$
+    fi
+    ;;
+brew)
+    command="brew install$missing"
+    echo "installing missing packages:$missing"
+    # shellcheck disable=SC2086
+    $command && exit 0
+    ;;
+*)
+    command="your package manager for:$missing"
+    ;;
+esac
+echo "Packages are missing and could not be installed from here. Please run:" >&2
+echo "    $command" >&2
+exit 1
