@@ -1,0 +1,28 @@
+/* What the rest of the library needs of the tokenizer beyond bml.h. */
+#ifndef BML_TOKENIZER_TOKENIZER_H
+#define BML_TOKENIZER_TOKENIZER_H
+
+#include "bml.h"
+
+/*
+ * Loads tokenizer.json or, where there is none, vocab.json + merges.txt (with added_tokens.json,
+ * special_tokens_map.json and tokenizer_config.json where present) from DIRECTORY. When the
+ * directory has no tokenizer file at all, *TOKENIZER is NULL and the status BML_OK.
+ */
+bml_status bml_tokenizer_load_directory(const char *directory, bml_tokenizer **tokenizer,
+                                        bml_error *err);
+
+/* The same from memory, for tests and fuzzing. ORIGIN goes into error messages. */
+bml_status bml_tokenizer_parse_json(const char *json, size_t length, const char *origin,
+                                    bml_tokenizer **tokenizer, bml_error *err);
+bml_status bml_tokenizer_parse_files(const char *vocab, size_t vocab_length, const char *merges,
+                                     size_t merges_length, const char *origin,
+                                     bml_tokenizer **tokenizer, bml_error *err);
+
+/*
+ * The length of the longest prefix of TEXT that ends on a character boundary: everything but an
+ * unfinished UTF-8 sequence at the end. Invalid bytes count as finished. For streaming.
+ */
+size_t bml_utf8_complete(const char *text, size_t length);
+
+#endif
