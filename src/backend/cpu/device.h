@@ -1,0 +1,24 @@
+/* The parts of the CPU backend that do not depend on the instruction set; see backend.h. */
+#ifndef BML_BACKEND_CPU_DEVICE_H
+#define BML_BACKEND_CPU_DEVICE_H
+
+#include "backend/cpu/cpu.h"
+
+bml_status bml_cpu_open(bml_device **device, bml_error *err);
+void bml_cpu_close(bml_device *device);
+bml_status bml_cpu_weight_new(bml_device *device, const bml_matrix *matrix, bool out_in,
+                              bml_weight_format format, bml_weight *weight, bml_error *err);
+void bml_cpu_weight_free(bml_device *device, bml_weight *weight);
+bml_status bml_cpu_buffer_new(bml_device *device, size_t bytes, bml_buffer *buffer, bml_error *err);
+void bml_cpu_buffer_free(bml_device *device, bml_buffer *buffer);
+bml_status bml_cpu_queue_new(bml_device *device, int n_threads, bml_queue **queue, bml_error *err);
+void bml_cpu_queue_free(bml_queue *queue);
+int bml_cpu_queue_threads(const bml_queue *queue);
+bml_status bml_cpu_upload(bml_queue *queue, bml_buffer *to, const void *from, size_t bytes,
+                          bml_error *err);
+bml_status bml_cpu_download(bml_queue *queue, void *to, const bml_buffer *from, size_t bytes,
+                            bml_error *err);
+bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *err);
+bml_status bml_cpu_end(bml_queue *queue, bml_error *err);
+
+#endif

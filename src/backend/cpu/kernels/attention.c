@@ -1,0 +1,145 @@
+/*
+ * attention and attention_cached: softmax(scale q k') v, causal (Vaswani et al. 2017, arXiv
+ * 1706.03762). One row of scores at a time; each query's order of operations is fixed, whatever
+ * else is in the batch. The two differ only in where keys and values lie.
+ */
+#include "backend/cpu/kernels/kernels.h"
+
+/* The D-wide dot product of a query and a key. */
+static inline __attribute__((always_inline)) float dot(bml_dtype dtype, const float *q,
+                                                       const void *k, size_t at, size_t d)
+{
+    vf sum = {0};
+    size_t i = 0;
+    for (; i + VL <= d; i += VL)
+        sum = vf_fma(vf_load(q + i), vf_load_as(dtype, k, at + i), sum);
+    int tail = (int)(d - i);
+    if (tail)
+        sum = vf_fma(vf_load_n(q + i, tail), vf_load_as_n(dtype, k, at + i, tail), sum);
+    return vf_sum(sum);
+}
+
+/* out[i..i+VL*vecs] = sum over n keys of weight[key] * v[key, i..]; the last vector may be short.
+ */
+static inline __attribute__((always_inline)) void weighted_sum(bml_dtype dtype, float *out,
+                                                               const float *weight, const void *v,
+                                                               size_t n, size_t d, size_t i)
+{
+    enum { VECS = 4 };
+    size_t width = d - i < VECS * VL ? d - i : VECS * VL, vecs = width / VL;
+    int tail = (int)(width % VL);
+    vf acc[VECS] = {0};
+    if (vecs == VECS) {
+        for (size_t key = 0; key < n; key++) {
+            vf p = vf_set1(weight[key]);
+            for (size_t c = 0; c < VECS; c++)
+                acc[c] = vf_fma(p, vf_load_as(dtype, v, key * d + i + c * VL), acc[c]);
+        }
+    } else {
+        for (size_t key = 0; key < n; key++) {
+            vf p = vf_set1(weight[key]);
+            for (size_t c = 0; c < vecs; c++)
+                acc[c] = vf_fma(p, vf_load_as(dtype, v, key * d + i + c * VL), acc[c]);
+            if (tail)
+                acc[vecs] =
+                    vf_fma(p, vf_load_as_n(dtype, v, key * d + i + vecs * VL, tail), acc[vecs]);
+        }
+    }
+    for (size_t c = 0; c < vecs; c++)
+        vf_store(out + i + c * VL, acc[c]);
+    if (tail)
+        vf_store_n(out + i + vecs * VL, acc[vecs], tail);
+}
+
+/* One query against n keys and values, rows of d elements. */
+static inline __attribute__((always_inline)) void query(bml_dtype dtype, float *out, const float *q,
+                                                        const void *k, const void *v, size_t n,
+                                                        size_t d, float scale, float *scores)
+{
+    for (size_t key = 0; key < n; key++)
+        scores[key] = scale * dot(dtype, q, k, key * d, d);
+    KERNEL(softmax_row)(scores, n);
+    for (size_t i = 0; i < d; i += 4 * VL)
+        weighted_sum(dtype, out, scores, v, n, d, i);
+}
+
+/* ---- stateless --------------------------------------------------------------------------------*/
+
+typedef struct job {
+    float *out;
+    const float *q, *k, *v;
+    size_t n_tokens, n_head, d;
+    float scale;
+    bml_queue *queue;
+} job;
+
+/* Queries are dealt out in turn: the later ones of a prompt have more keys to look at. */
+static void stateless_part(void *context, int part, int n_parts)
+{
+    const job *j = context;
+    float *scores = bml_cpu_scratch(j->queue, part);
+    for (size_t at = (size_t)part; at < j->n_head * j->n_tokens; at += (size_t)n_parts) {
+        size_t first = at / j->n_tokens * j->n_tokens, t = at % j->n_tokens;
+        query(BML_F32, j->out + at * j->d, j->q + at * j->d, j->k + first * j->d,
+              j->v + first * j->d, t + 1, j->d, j->scale, scores);
+    }
+}
+
+void KERNEL(attention)(bml_queue *queue, bml_buffer *out, const bml_buffer *q, const bml_buffer *k,
+                       const bml_buffer *v, int n_tokens, int n_head, int head_dim, float scale)
+{
+    job j = {out->data,      q->data,          k->data, v->data, (size_t)n_tokens,
+             (size_t)n_head, (size_t)head_dim, scale,   queue};
+    bml_pool_run(queue->pool, stateless_part, &j);
+}
+
+/* ---- cached -----------------------------------------------------------------------------------*/
+
+typedef struct cached_job {
+    float *out;
+    const float *q;
+    const bml_kv_cache *cache;
+    int layer;
+    float scale;
+    bml_queue *queue;
+} cached_job;
+
+static inline __attribute__((always_inline)) void
+cached_queries(const cached_job *j, bml_dtype dtype, int part, int n_parts)
+{
+    const bml_kv_cache *cache = j->cache;
+    const bml_batch *batch = j->queue->batch;
+    float *scores = bml_cpu_scratch(j->queue, part);
+    size_t n_tokens = (size_t)batch->n_tokens, n_head = (size_t)cache->n_head;
+    size_t d = (size_t)cache->head_dim;
+    for (size_t at = (size_t)part; at < n_head * n_tokens; at += (size_t)n_parts) {
+        size_t head = at / n_tokens, t = at % n_tokens;
+        size_t offset = ((size_t)batch->slot[t] * n_head + head) * (size_t)cache->n_ctx * d *
+                        bml_dtype_size(dtype);
+        query(dtype, j->out + at * d, j->q + at * d, (const char *)cache->k[j->layer].data + offset,
+              (const char *)cache->v[j->layer].data + offset, (size_t)batch->position[t] + 1, d,
+              j->scale, scores);
+    }
+}
+
+static void cached_part(void *context, int part, int n_parts)
+{
+    const cached_job *j = context;
+    switch (j->cache->dtype) {
+    case BML_F32:
+        cached_queries(j, BML_F32, part, n_parts);
+        break;
+    case BML_BF16:
+        cached_queries(j, BML_BF16, part, n_parts);
+        break;
+    default:
+        cached_queries(j, BML_F16, part, n_parts);
+    }
+}
+
+void KERNEL(attention_cached)(bml_queue *queue, bml_buffer *out, const bml_buffer *q,
+                              const bml_kv_cache *cache, int layer, float scale)
+{
+    cached_job j = {out->data, q->data, cache, layer, scale, queue};
+    bml_pool_run(queue->pool, cached_part, &j);
+}

@@ -1,0 +1,87 @@
+/* What this machine can do: the two numbers that every speed is held against. */
+#include "backend/cpu/kernels/kernels.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <stdlib.h>
+
+enum { REPEATS = 7, CHAINS = 12 };
+static const size_t read_bytes = (size_t)512 << 20; /* far more than any cache holds */
+static const size_t fma_steps = 2000000;
+
+typedef struct job {
+    const float *data;
+    float *sink; /* one element a thread, so that no work can be optimised away */
+} job;
+
+static void touch_part(void *context, int part, int n_parts)
+{
+    size_t begin, end;
+    bml_split(read_bytes, 4096, part, n_parts, &begin, &end);
+    memset((char *)((job *)context)->data + begin, 0, end - begin);
+}
+
+static void read_part(void *context, int part, int n_parts)
+{
+    const job *j = context;
+    size_t begin, end;
+    bml_split(read_bytes / sizeof(float), 8 * VL, part, n_parts, &begin, &end);
+    vf sum[8] = {0};
+    for (const float *p = j->data + begin; p < j->data + end; p += 8 * VL)
+        for (int i = 0; i < 8; i++)
+            sum[i] += vf_load(p + i * VL);
+    for (int i = 1; i < 8; i++)
+        sum[0] += sum[i];
+    j->sink[part] = vf_sum(sum[0]);
+}
+
+static void fma_part(void *context, int part, int n_parts)
+{
+    (void)n_parts;
+    const job *j = context;
+    vf sum[CHAINS] = {0}, a = vf_set1(j->data[0] + 0.5f), b = vf_set1(j->data[1] + 0.25f);
+    for (size_t step = 0; step < fma_steps; step++)
+        for (int i = 0; i < CHAINS; i++)
+            sum[i] = vf_fma(sum[i], a, b);
+    for (int i = 1; i < CHAINS; i++)
+        sum[0] += sum[i];
+    j->sink[part] = vf_sum(sum[0]);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median time of REPEATS runs. */
+static double time_of(bml_queue *queue, void (*work)(void *, int, int), job *j)
+{
+    double times[REPEATS];
+    for (int i = 0; i < REPEATS; i++) {
+        double begin = bml_now();
+        bml_pool_run(queue->pool, work, j);
+        times[i] = bml_now() - begin;
+    }
+    qsort(times, REPEATS, sizeof *times, by_value);
+    return times[REPEATS / 2];
+}
+
+bml_status KERNEL(measure)(bml_queue *queue, bml_limits *limits, bml_error *err)
+{
+    int n_threads = bml_pool_threads(queue->pool);
+    job j = {aligned_alloc(4096, read_bytes), calloc((size_t)n_threads, sizeof(float))};
+    bml_status status = BML_OK;
+    if (!j.data || !j.sink) {
+        status = bml_fail_memory(err, read_bytes, "measuring the memory's bandwidth");
+    } else {
+        bml_pool_run(queue->pool, touch_part, &j);
+        limits->read_bytes_per_s = (double)read_bytes / time_of(queue, read_part, &j);
+        limits->flops_per_s =
+            2.0 * VL * CHAINS * (double)fma_steps * n_threads / time_of(queue, fma_part, &j);
+    }
+    free((void *)j.data);
+    free(j.sink);
+    return status;
+}

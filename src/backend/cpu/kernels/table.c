@@ -1,0 +1,35 @@
+/* The backend with this instruction set's kernels: the only symbol the rest of the library sees. */
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/device.h"
+
+const bml_backend KERNEL(backend) = {
+    .name = "cpu",
+    .open = bml_cpu_open,
+    .close = bml_cpu_close,
+    .weight_new = bml_cpu_weight_new,
+    .weight_free = bml_cpu_weight_free,
+    .buffer_new = bml_cpu_buffer_new,
+    .buffer_free = bml_cpu_buffer_free,
+    .queue_new = bml_cpu_queue_new,
+    .queue_free = bml_cpu_queue_free,
+    .queue_threads = bml_cpu_queue_threads,
+    .upload = bml_cpu_upload,
+    .download = bml_cpu_download,
+    .begin = bml_cpu_begin,
+    .end = bml_cpu_end,
+    .embedding = KERNEL(embedding),
+    .layernorm = KERNEL(layernorm),
+    .matmul = KERNEL(matmul),
+    .linear = KERNEL(linear),
+    .linear_transposed = KERNEL(linear_transposed),
+    .qkv_split = KERNEL(qkv_split),
+    .kv_append = KERNEL(kv_append),
+    .softmax = KERNEL(softmax),
+    .attention = KERNEL(attention),
+    .attention_cached = KERNEL(attention_cached),
+    .heads_merge = KERNEL(heads_merge),
+    .residual_add = KERNEL(residual_add),
+    .gelu = KERNEL(gelu),
+    .argmax = KERNEL(argmax),
+    .measure = KERNEL(measure),
+};

@@ -1,0 +1,205 @@
+/*
+ * A thin vector layer: VL floats a register, for whichever instruction set this file is compiled.
+ * Arithmetic is the compiler's own on vector types; only what C cannot say (fused multiply-add,
+ * partial loads, conversions, reductions) differs by instruction set.
+ *
+ * A tail of n < VL elements goes through the same operations as a full vector, with zeros in the
+ * unused lanes: an element's bits do not depend on where the tail begins.
+ */
+#ifndef BML_BACKEND_CPU_KERNELS_VEC_H
+#define BML_BACKEND_CPU_KERNELS_VEC_H
+
+#include "base/dtype.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define VL 16
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define VL 8
+#else
+#ifdef __aarch64__
+#include <arm_neon.h>
+#endif
+#define VL 4
+#endif
+
+typedef float vf __attribute__((vector_size(4 * VL)));
+typedef int32_t vi __attribute__((vector_size(4 * VL)));
+typedef uint16_t vh __attribute__((vector_size(2 * VL)));
+
+static inline vf vf_set1(float x)
+{
+    return x - (vf){0};
+}
+
+static inline vf vf_load(const float *p)
+{
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline void vf_store(float *p, vf v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+static inline vh vh_load(const uint16_t *p)
+{
+    vh v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* The first n < VL elements, zeros behind them. */
+static inline vf vf_load_n(const float *p, int n)
+{
+#if VL == 16
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#elif VL == 8
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (vf)_mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane));
+#else
+    vf v = {0};
+    memcpy(&v, p, 4 * (size_t)n);
+    return v;
+#endif
+}
+
+static inline void vf_store_n(float *p, vf v, int n)
+{
+#if VL == 16
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+#elif VL == 8
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane), (__m256)v);
+#else
+    memcpy(p, &v, 4 * (size_t)n);
+#endif
+}
+
+static inline vh vh_load_n(const uint16_t *p, int n)
+{
+    vh v = {0};
+    memcpy(&v, p, 2 * (size_t)n);
+    return v;
+}
+
+/* a * b + c, fused where the instruction set can; never fused halfway. */
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+#if VL == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif VL == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline vf vf_from_bf16(vh h)
+{
+    return (vf)(__builtin_convertvector(h, vi) << 16);
+}
+
+static inline vf vf_from_f16(vh h)
+{
+#if VL == 16
+    return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif VL == 8
+    return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+    vf v;
+    for (int i = 0; i < VL; i++)
+        v[i] = bml_f16_to_f32(h[i]);
+    return v;
+#endif
+}
+
+/* a where the mask (all ones or all zeros a lane) is set, else b */
+static inline vf vf_select(vi mask, vf a, vf b)
+{
+    return (vf)(((vi)a & mask) | ((vi)b & ~mask));
+}
+
+/* Of a NaN in b the result is b, of a NaN in a also b. */
+static inline vf vf_max(vf a, vf b)
+{
+    return vf_select(a > b, a, b);
+}
+
+static inline vf vf_min(vf a, vf b)
+{
+    return vf_select(a < b, a, b);
+}
+
+/* Halves are added to halves, so that the order is the same everywhere and the tree is shallow. */
+static inline float vf_sum(vf v)
+{
+    float lane[VL];
+    vf_store(lane, v);
+    for (int width = VL / 2; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            lane[i] += lane[i + width];
+    return lane[0];
+}
+
+static inline float vf_hmax(vf v)
+{
+    float max = v[0];
+    for (int i = 1; i < VL; i++)
+        max = v[i] > max ? v[i] : max;
+    return max;
+}
+
+/* Elements of a row stored as F32, BF16 or F16, as float32. */
+static inline vf vf_load_as(bml_dtype dtype, const void *row, size_t i)
+{
+    if (dtype == BML_F32)
+        return vf_load((const float *)row + i);
+    vh h = vh_load((const uint16_t *)row + i);
+    return dtype == BML_BF16 ? vf_from_bf16(h) : vf_from_f16(h);
+}
+
+static inline vf vf_load_as_n(bml_dtype dtype, const void *row, size_t i, int n)
+{
+    if (dtype == BML_F32)
+        return vf_load_n((const float *)row + i, n);
+    vh h = vh_load_n((const uint16_t *)row + i, n);
+    return dtype == BML_BF16 ? vf_from_bf16(h) : vf_from_f16(h);
+}
+
+/*
+ * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for exp(r) (Cephes' expf), then 2^n in
+ * two halves. Relative error below 2e-7. Below -87.34 (and for -inf) the result is 0; above 88.72
+ * it stays at the largest finite power; NaN gives NaN.
+ */
+static inline vf vf_exp(vf x)
+{
+    const vf low = vf_set1(-87.33654f), high = vf_set1(88.72f);
+    vi underflow = x < low;
+    vf clamped = vf_min(high, vf_max(low, x)); /* in this order NaN stays NaN */
+    /* Adding and subtracting 1.5 * 2^23 rounds to an integer. */
+    const vf magic = vf_set1(12582912.0f);
+    vf n = vf_fma(clamped, vf_set1(1.44269504f), magic) - magic;
+    vf r = vf_fma(n, vf_set1(-0.693359375f), clamped);
+    r = vf_fma(n, vf_set1(2.12194440e-4f), r);
+    vf p = vf_set1(1.9875691500e-4f);
+    p = vf_fma(p, r, vf_set1(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set1(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
+    p = vf_fma(p, r * r, r) + 1.0f;
+    vi e = __builtin_convertvector(n, vi), half = e >> 1;
+    vf scaled = p * (vf)((half + 127) << 23) * (vf)((e - half + 127) << 23);
+    return (vf)((vi)scaled & ~underflow);
+}
+
+#endif
