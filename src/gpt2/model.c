@@ -1,0 +1,243 @@
+#include "gpt2/model.h"
+
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "tokenizer/tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What preparing weights adds up. */
+typedef struct weight_loader {
+    bml_model *model;
+    bml_weight_format format;
+    uint64_t resident_bytes, step_bytes;
+    int seen[4]; /* matrices a decode step reads, by dtype as held */
+    bml_error *err;
+} weight_loader;
+
+static bml_status load_matrix(weight_loader *l, const bml_matrix *matrix, bool out_in,
+                              bml_weight *weight)
+{
+    bml_status status =
+        l->model->backend->weight_new(l->model->device, matrix, out_in, l->format, weight, l->err);
+    if (!status)
+        l->resident_bytes += weight->buffer.bytes;
+    return status;
+}
+
+static bml_status load_vector(weight_loader *l, const float *data, int n, bml_weight *weight)
+{
+    if (!data)
+        return BML_OK;
+    bml_matrix matrix = {.data = data, .dtype = BML_F32, .rows = 1, .cols = n};
+    bml_status status = l->model->backend->weight_new(l->model->device, &matrix, true,
+                                                      BML_WEIGHTS_FILE, weight, l->err);
+    if (!status) {
+        l->resident_bytes += weight->buffer.bytes;
+        l->step_bytes += weight->buffer.bytes;
+    }
+    return status;
+}
+
+static bml_status load_norm(weight_loader *l, const bml_norm *norm, bml_norm_weights *weights)
+{
+    bml_status status = load_vector(l, norm->weight, l->model->config.n_embd, &weights->weight);
+    if (!status)
+        status = load_vector(l, norm->bias, l->model->config.n_embd, &weights->bias);
+    return status;
+}
+
+static bml_status load_linear(weight_loader *l, const bml_linear *linear,
+                              bml_linear_weights *weights)
+{
+    bml_status status = load_matrix(l, &linear->w, linear->out_in, &weights->w);
+    if (status)
+        return status;
+    l->step_bytes += weights->w.buffer.bytes;
+    l->seen[weights->w.dtype]++;
+    return load_vector(l, linear->bias, weights->w.n_out, &weights->bias);
+}
+
+static bml_status load_layer(weight_loader *l, const bml_layer *layer, bml_layer_weights *weights)
+{
+    bml_status status = load_norm(l, &layer->ln_1, &weights->ln_1);
+    if (!status)
+        status = load_linear(l, &layer->c_attn, &weights->c_attn);
+    if (!status)
+        status = load_linear(l, &layer->c_proj, &weights->c_proj);
+    if (!status)
+        status = load_norm(l, &layer->ln_2, &weights->ln_2);
+    if (!status)
+        status = load_linear(l, &layer->c_fc, &weights->c_fc);
+    if (!status)
+        status = load_linear(l, &layer->mlp_c_proj, &weights->mlp_c_proj);
+    return status;
+}
+
+static bml_status load_weights(weight_loader *l)
+{
+    bml_model *model = l->model;
+    const bml_checkpoint *c = model->checkpoint;
+    model->layers = bml_calloc((size_t)c->config.n_layer, sizeof *model->layers);
+    if (!model->layers)
+        return bml_fail_memory(l->err, (size_t)c->config.n_layer * sizeof *model->layers,
+                               "the layers");
+    bml_status status = load_matrix(l, &c->wte, true, &model->wte);
+    if (!status)
+        status = load_matrix(l, &c->wpe, true, &model->wpe);
+    for (int i = 0; i < c->config.n_layer && !status; i++)
+        status = load_layer(l, &c->layers[i], &model->layers[i]);
+    if (!status)
+        status = load_norm(l, &c->ln_f, &model->ln_f);
+    if (status)
+        return status;
+    if (!c->tied) {
+        bml_linear head = {.w = c->lm_head, .out_in = true};
+        return load_linear(l, &head, &model->lm_head);
+    }
+    model->lm_head.w = model->wte;
+    model->lm_head.w.owned = false;
+    l->step_bytes += model->wte.buffer.bytes;
+    l->seen[model->wte.dtype]++;
+    return BML_OK;
+}
+
+/* The one dtype of the matrices that a decode step reads, or "mixed". */
+static const char *format_name(const int *seen)
+{
+    const char *name = NULL;
+    for (int dtype = 0; dtype < 4; dtype++)
+        if (seen[dtype])
+            name = name ? "mixed" : bml_dtype_name((bml_dtype)dtype);
+    return name;
+}
+
+static void fill_info(bml_model *model, const weight_loader *l)
+{
+    const bml_checkpoint *c = model->checkpoint;
+    int n_tokens = model->tokenizer ? bml_tokenizer_size(model->tokenizer) : c->config.vocab_size;
+    model->info = (bml_model_info){
+        .n_layer = c->config.n_layer,
+        .n_head = c->config.n_head,
+        .n_embd = c->config.n_embd,
+        .n_inner = c->config.n_inner,
+        .n_positions = c->config.n_positions,
+        .vocab_size = c->config.vocab_size,
+        .n_tokens = n_tokens < c->config.vocab_size ? n_tokens : c->config.vocab_size,
+        .eos_token_id = c->config.eos_token_id,
+        .bos_token_id = c->config.bos_token_id,
+        .n_params = c->n_params,
+        .file_bytes = c->file_bytes,
+        .resident_bytes = l->resident_bytes,
+        .step_bytes = l->step_bytes,
+        .name = model->name,
+        .path = model->path,
+        .backend = model->backend->name,
+        .weight_format = format_name(l->seen),
+    };
+}
+
+static bml_status load(bml_model *model, bml_weight_format format, bml_error *err)
+{
+    bml_status status = bml_checkpoint_open(model->path, &model->checkpoint, err);
+    if (status)
+        return status;
+    model->config = model->checkpoint->config;
+    char *directory = bml_path_directory(model->path);
+    if (!directory)
+        return bml_fail_memory(err, strlen(model->path), "a path");
+    status = bml_tokenizer_load_directory(directory, &model->tokenizer, err);
+    free(directory);
+    if (!status)
+        status = model->backend->open(&model->device, err);
+    if (status)
+        return status;
+    weight_loader loader = {.model = model, .format = format, .err = err};
+    status = load_weights(&loader);
+    if (!status)
+        fill_info(model, &loader);
+    return status;
+}
+
+bml_status bml_model_load(const char *name, const bml_model_options *options, bml_model **out,
+                          bml_error *err)
+{
+    static const bml_model_options defaults = {0};
+    double start = bml_now();
+    if (!options)
+        options = &defaults;
+    if (options->backend != BML_BACKEND_AUTO && options->backend != BML_BACKEND_CPU)
+        return bml_fail(err, BML_ERR_ARGUMENT, "no backend of kind %d", (int)options->backend);
+    if (options->weights != BML_WEIGHTS_FILE && options->weights != BML_WEIGHTS_F32)
+        return bml_fail(err, BML_ERR_ARGUMENT, "no weight format %d", (int)options->weights);
+    bml_model *model = bml_calloc(1, sizeof *model);
+    if (!model)
+        return bml_fail_memory(err, sizeof *model, "a model");
+    model->backend = bml_backend_cpu();
+    bml_status status = bml_model_find(name, &model->path, err);
+    if (!status) {
+        const char *shown = name ? name : "storyteller";
+        model->name = bml_strndup(shown, strlen(shown));
+        status = model->name ? load(model, options->weights, err)
+                             : bml_fail_memory(err, strlen(shown), "a name");
+    }
+    if (status) {
+        bml_model_free(model);
+        return status;
+    }
+    model->info.load_ms = 1e3 * (bml_now() - start);
+    *out = model;
+    return BML_OK;
+}
+
+static void free_norm(bml_model *m, bml_norm_weights *norm)
+{
+    m->backend->weight_free(m->device, &norm->weight);
+    m->backend->weight_free(m->device, &norm->bias);
+}
+
+static void free_linear(bml_model *m, bml_linear_weights *linear)
+{
+    m->backend->weight_free(m->device, &linear->w);
+    m->backend->weight_free(m->device, &linear->bias);
+}
+
+void bml_model_free(bml_model *model)
+{
+    if (!model)
+        return;
+    for (int i = 0; model->layers && i < model->config.n_layer; i++) {
+        bml_layer_weights *layer = &model->layers[i];
+        free_norm(model, &layer->ln_1);
+        free_linear(model, &layer->c_attn);
+        free_linear(model, &layer->c_proj);
+        free_norm(model, &layer->ln_2);
+        free_linear(model, &layer->c_fc);
+        free_linear(model, &layer->mlp_c_proj);
+    }
+    free_norm(model, &model->ln_f);
+    free_linear(model, &model->lm_head);
+    model->backend->weight_free(model->device, &model->wte);
+    model->backend->weight_free(model->device, &model->wpe);
+    model->backend->close(model->device);
+    bml_checkpoint_close(model->checkpoint);
+    bml_tokenizer_free(model->tokenizer);
+    free(model->layers);
+    free(model->name);
+    bml_free(model->path);
+    free(model);
+}
+
+const bml_model_info *bml_model_get_info(const bml_model *model)
+{
+    return &model->info;
+}
+
+const bml_tokenizer *bml_model_get_tokenizer(const bml_model *model)
+{
+    return model->tokenizer;
+}

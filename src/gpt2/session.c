@@ -1,0 +1,278 @@
+#include "gpt2/session.h"
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DEFAULT_CHUNK = 512, /* enough tokens to make the products compute-bound */
+    MAX_ROWS = 128,      /* bounds the logits: 26 MB for GPT-2's vocabulary */
+    MAX_SLOTS = 1 << 20
+};
+
+static bml_status cache_new(bml_session *s, bml_error *err)
+{
+    bml_kv_cache *c = &s->cache;
+    size_t bytes = bml_dtype_size(c->dtype);
+    bool fits = bml_mul_size(bytes, (size_t)c->n_slots, &bytes) &&
+                bml_mul_size(bytes, (size_t)c->n_ctx, &bytes) &&
+                bml_mul_size(bytes, (size_t)c->n_head * (size_t)c->head_dim, &bytes);
+    c->k = bml_calloc((size_t)c->n_layer, sizeof *c->k);
+    c->v = bml_calloc((size_t)c->n_layer, sizeof *c->v);
+    if (!c->k || !c->v || !fits)
+        return bml_fail_memory(err, fits ? (size_t)c->n_layer * sizeof *c->k : SIZE_MAX,
+                               "the key-value cache");
+    bml_status status = BML_OK;
+    for (int l = 0; l < c->n_layer && !status; l++) {
+        status = s->model->backend->buffer_new(s->model->device, bytes, &c->k[l], err);
+        if (!status)
+            status = s->model->backend->buffer_new(s->model->device, bytes, &c->v[l], err);
+    }
+    return status;
+}
+
+static bml_status session_init(bml_session *s, int n_threads, bml_error *err)
+{
+    size_t n_slots = (size_t)s->cache.n_slots, chunk = (size_t)s->chunk;
+    bml_status status = s->model->backend->queue_new(s->model->device, n_threads, &s->queue, err);
+    if (!status)
+        status = cache_new(s, err);
+    if (!status)
+        status = bml_activations_new(s->model, s->chunk, s->rows, &s->activations, err);
+    if (status)
+        return status;
+    s->length = bml_calloc(n_slots, sizeof *s->length);
+    s->planned = bml_calloc(n_slots, sizeof *s->planned);
+    s->token = bml_calloc(chunk, sizeof *s->token);
+    s->position = bml_calloc(chunk, sizeof *s->position);
+    s->slot = bml_calloc(chunk, sizeof *s->slot);
+    s->row = bml_calloc(chunk, sizeof *s->row);
+    if (!s->length || !s->planned || !s->token || !s->position || !s->slot || !s->row)
+        return bml_fail_memory(err, (n_slots + 2 * chunk) * 2 * sizeof(int32_t), "a session");
+    return BML_OK;
+}
+
+static bml_status check_options(const bml_model *model, const bml_session_options *o,
+                                bml_error *err)
+{
+    int n_positions = model->config.n_positions;
+    if (o->n_slots < 0 || o->n_slots > MAX_SLOTS)
+        return bml_fail(err, BML_ERR_ARGUMENT, "n_slots is %d; it must lie in 0..%d", o->n_slots,
+                        MAX_SLOTS);
+    if (o->n_ctx < 0)
+        return bml_fail(err, BML_ERR_ARGUMENT, "n_ctx is %d; it must not be negative", o->n_ctx);
+    if (o->n_ctx > n_positions)
+        return bml_fail(err, BML_ERR_CONTEXT,
+                        "a context of %d tokens is asked for; the model has %d positions", o->n_ctx,
+                        n_positions);
+    if (o->kv_dtype != BML_F32 && o->kv_dtype != BML_F16 && o->kv_dtype != BML_BF16)
+        return bml_fail(err, BML_ERR_ARGUMENT, "a key-value cache holds f32, f16 or bf16");
+    if (o->n_threads < 0)
+        return bml_fail(err, BML_ERR_ARGUMENT, "n_threads is %d; it must not be negative",
+                        o->n_threads);
+    if (o->chunk < 0)
+        return bml_fail(err, BML_ERR_ARGUMENT, "chunk is %d; it must not be negative", o->chunk);
+    return BML_OK;
+}
+
+bml_status bml_session_new(const bml_model *model, const bml_session_options *options,
+                           bml_session **out, bml_error *err)
+{
+    static const bml_session_options defaults = {0};
+    if (!options)
+        options = &defaults;
+    bml_status status = check_options(model, options, err);
+    if (status)
+        return status;
+    bml_session *s = bml_calloc(1, sizeof *s);
+    if (!s)
+        return bml_fail_memory(err, sizeof *s, "a session");
+    s->model = model;
+    s->cache = (bml_kv_cache){
+        .dtype = options->kv_dtype,
+        .n_layer = model->config.n_layer,
+        .n_slots = options->n_slots ? options->n_slots : 1,
+        .n_ctx = options->n_ctx ? options->n_ctx : model->config.n_positions,
+        .n_head = model->config.n_head,
+        .head_dim = model->config.n_embd / model->config.n_head,
+    };
+    int64_t most = (int64_t)s->cache.n_slots * s->cache.n_ctx; /* a batch never has more tokens */
+    s->chunk = options->chunk ? options->chunk : DEFAULT_CHUNK;
+    s->chunk = s->chunk < most ? s->chunk : (int)most;
+    s->rows = s->chunk < MAX_ROWS ? s->chunk : MAX_ROWS;
+    status = session_init(s, options->n_threads, err);
+    if (status) {
+        bml_session_free(s);
+        return status;
+    }
+    *out = s;
+    return BML_OK;
+}
+
+void bml_session_free(bml_session *s)
+{
+    if (!s)
+        return;
+    const bml_backend *b = s->model->backend;
+    for (int l = 0; l < s->cache.n_layer; l++) {
+        if (s->cache.k)
+            b->buffer_free(s->model->device, &s->cache.k[l]);
+        if (s->cache.v)
+            b->buffer_free(s->model->device, &s->cache.v[l]);
+    }
+    bml_activations_free(s->model, &s->activations);
+    b->queue_free(s->queue);
+    free(s->cache.k);
+    free(s->cache.v);
+    free(s->length);
+    free(s->planned);
+    free(s->token);
+    free(s->position);
+    free(s->slot);
+    free(s->row);
+    free(s);
+}
+
+int bml_session_threads(const bml_session *s)
+{
+    return s->model->backend->queue_threads(s->queue);
+}
+
+int bml_session_capacity(const bml_session *s)
+{
+    return s->cache.n_ctx;
+}
+
+static bool slot_exists(const bml_session *s, int slot)
+{
+    return slot >= 0 && slot < s->cache.n_slots;
+}
+
+int bml_session_length(const bml_session *s, int slot)
+{
+    return slot_exists(s, slot) ? s->length[slot] : 0;
+}
+
+bml_status bml_session_truncate(bml_session *s, int slot, int length, bml_error *err)
+{
+    if (!slot_exists(s, slot))
+        return bml_fail(err, BML_ERR_ARGUMENT, "slot %d does not exist; the session has 0..%d",
+                        slot, s->cache.n_slots - 1);
+    if (length < 0 || length > s->length[slot])
+        return bml_fail(err, BML_ERR_ARGUMENT, "slot %d cannot be cut to %d tokens: it holds %d",
+                        slot, length, s->length[slot]);
+    s->length[slot] = length;
+    return BML_OK;
+}
+
+/* Ids, slots and room of a whole batch, before anything runs. */
+static bml_status check_batch(bml_session *s, const bml_batch_token *batch, size_t n,
+                              bml_error *err)
+{
+    int vocab_size = s->model->config.vocab_size;
+    memcpy(s->planned, s->length, (size_t)s->cache.n_slots * sizeof *s->planned);
+    for (size_t i = 0; i < n; i++) {
+        if (batch[i].token < 0 || batch[i].token >= vocab_size)
+            return bml_fail(err, BML_ERR_ARGUMENT,
+                            "token %zu of the batch has id %d; the model's ids are 0..%d", i,
+                            (int)batch[i].token, vocab_size - 1);
+        if (!slot_exists(s, batch[i].slot))
+            return bml_fail(err, BML_ERR_ARGUMENT,
+                            "token %zu of the batch is for slot %d; the session has 0..%d", i,
+                            (int)batch[i].slot, s->cache.n_slots - 1);
+        s->planned[batch[i].slot]++;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (s->planned[batch[i].slot] > s->cache.n_ctx)
+            return bml_fail(err, BML_ERR_CONTEXT,
+                            "slot %d would hold %d tokens; its context has room for %d",
+                            (int)batch[i].slot, s->planned[batch[i].slot], s->cache.n_ctx);
+    return BML_OK;
+}
+
+/* Takes tokens from the front of BATCH until a pass is full; s->planned counts positions. */
+static bml_batch next_pass(bml_session *s, const bml_batch_token *batch, size_t n)
+{
+    bml_batch pass = {.token = s->token, .position = s->position, .slot = s->slot, .row = s->row};
+    for (size_t i = 0; i < n && pass.n_tokens < s->chunk; i++) {
+        if (batch[i].want_logits && pass.n_rows == s->rows)
+            break;
+        if (batch[i].want_logits)
+            s->row[pass.n_rows++] = pass.n_tokens;
+        s->token[pass.n_tokens] = batch[i].token;
+        s->slot[pass.n_tokens] = batch[i].slot;
+        s->position[pass.n_tokens++] = s->planned[batch[i].slot]++;
+    }
+    return pass;
+}
+
+/* Runs a batch pass by pass; the rows of each go to LOGITS or, as argmax, to NEXT. */
+static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, float *logits,
+                      int32_t *next, bml_error *err)
+{
+    const bml_backend *b = s->model->backend;
+    bml_activations *a = &s->activations;
+    size_t vocab_size = (size_t)s->model->config.vocab_size;
+    bml_status status = check_batch(s, batch, n, err);
+    if (status)
+        return status;
+    memcpy(s->planned, s->length, (size_t)s->cache.n_slots * sizeof *s->planned);
+    for (size_t done = 0, rows = 0; done < n;) {
+        bml_batch pass = next_pass(s, batch + done, n - done);
+        status = b->begin(s->queue, &pass, err);
+        if (status)
+            return status;
+        bml_forward(s->model, s->queue, &pass, a, &s->cache);
+        size_t n_rows = (size_t)pass.n_rows;
+        if (next && n_rows)
+            b->argmax(s->queue, &a->ids, &a->logits, pass.n_rows, s->model->config.vocab_size,
+                      s->model->info.n_tokens);
+        status = b->end(s->queue, err);
+        if (!status && next && n_rows)
+            status = b->download(s->queue, next + rows, &a->ids, n_rows * sizeof *next, err);
+        else if (!status && n_rows)
+            status = b->download(s->queue, logits + rows * vocab_size, &a->logits,
+                                 n_rows * vocab_size * sizeof *logits, err);
+        if (status)
+            return status;
+        for (size_t r = 0; next && r < n_rows; r++)
+            if (next[rows + r] < 0)
+                return bml_fail(err, BML_ERR_NUMERIC,
+                                "the logits at position %d of slot %d are not finite",
+                                (int)s->position[s->row[r]], (int)s->slot[s->row[r]]);
+        done += (size_t)pass.n_tokens;
+        rows += n_rows;
+    }
+    memcpy(s->length, s->planned, (size_t)s->cache.n_slots * sizeof *s->length);
+    return BML_OK;
+}
+
+static bml_status eval(bml_session *s, const bml_batch_token *batch, size_t n, float *logits,
+                       int32_t *next, bml_error *err)
+{
+    for (size_t i = 0; i < n && !logits && !next; i++)
+        if (batch[i].want_logits)
+            return bml_fail(err, BML_ERR_ARGUMENT,
+                            "token %zu of the batch wants logits and there is no room for them", i);
+    return run(s, batch, n, logits, next, err);
+}
+
+bml_status bml_session_eval(bml_session *s, const bml_batch_token *batch, size_t n, float *logits,
+                            bml_error *err)
+{
+    return eval(s, batch, n, logits, NULL, err);
+}
+
+bml_status bml_session_eval_argmax(bml_session *s, const bml_batch_token *batch, size_t n,
+                                   int32_t *next, bml_error *err)
+{
+    return eval(s, batch, n, NULL, next, err);
+}
+
+bml_status bml_measure_limits(bml_session *s, bml_limits *limits, bml_error *err)
+{
+    return s->model->backend->measure(s->queue, limits, err);
+}
