@@ -67,9 +67,19 @@ typedef enum bml_dtype { BML_F32, BML_F16, BML_BF16, BML_F64 } bml_dtype;
 
 typedef enum bml_backend_kind { BML_BACKEND_AUTO, BML_BACKEND_CPU } bml_backend_kind;
 
-/* How weight matrices are held in memory. BML_WEIGHTS_FILE keeps what the file holds and maps it.
+/*
+ * How weight matrices are held in memory. BML_WEIGHTS_FILE keeps what the file holds and maps it;
+ * the others convert on loading where the file differs. Q8 and Q4 hold about 8 and 4 bits a weight,
+ * with embeddings and head at 8 in both.
  */
-typedef enum bml_weight_format { BML_WEIGHTS_FILE, BML_WEIGHTS_F32 } bml_weight_format;
+typedef enum bml_weight_format {
+    BML_WEIGHTS_FILE,
+    BML_WEIGHTS_F32,
+    BML_WEIGHTS_BF16,
+    BML_WEIGHTS_F16,
+    BML_WEIGHTS_Q8,
+    BML_WEIGHTS_Q4
+} bml_weight_format;
 
 typedef struct bml_model_options {
     bml_backend_kind backend;
@@ -84,14 +94,15 @@ typedef struct bml_model_info {
     int eos_token_id; /* -1 if the model has none */
     int bos_token_id; /* -1 if the model has none */
     uint64_t n_params;
-    uint64_t file_bytes;       /* bytes of the tensors used, as stored */
-    uint64_t resident_bytes;   /* bytes of the weights as the backend holds them, mapped or not */
-    uint64_t step_bytes;       /* weight bytes that one decode step must read */
-    double load_ms;            /* wall time of bml_model_load */
-    const char *name;          /* what was asked for, or "storyteller"; owned by the model */
-    const char *path;          /* the directory or file it was loaded from; owned by the model */
-    const char *backend;       /* "cpu" */
-    const char *weight_format; /* "f32", "bf16", "f16" or, where the file mixes them, "mixed" */
+    uint64_t file_bytes;     /* bytes of the tensors used, as stored */
+    uint64_t resident_bytes; /* bytes of the weights as the backend holds them, mapped or not */
+    uint64_t step_bytes;     /* weight bytes that one decode step must read */
+    double load_ms;          /* wall time of bml_model_load */
+    const char *name;        /* what was asked for, or "storyteller"; owned by the model */
+    const char *path;        /* the directory or file it was loaded from; owned by the model */
+    const char *backend;     /* "cpu" */
+    const char
+        *weight_format; /* "f32", "bf16", "f16", "q8", "q4"; "mixed" where a file mixes dtypes */
 } bml_model_info;
 
 /*

@@ -26,15 +26,58 @@ typedef struct bml_buffer {
     size_t bytes;
 } bml_buffer;
 
-/* A weight matrix as the backend holds it. */
+/*
+ * A weight matrix as the backend holds it. F32, BF16 and F16 are row-major as the file has them;
+ * Q8 and Q4 are in the backend's own layout (on the CPU: src/backend/cpu/quant.h).
+ */
 typedef struct bml_weight {
     bml_buffer buffer;
-    bml_weight_format format;
-    bml_dtype dtype; /* of the elements in buffer */
+    bml_weight_format format; /* never BML_WEIGHTS_FILE */
+    bml_dtype dtype;          /* of the elements, row-major formats */
     int n_in, n_out;
-    bool out_in; /* stored [n_out, n_in], else [n_in, n_out] */
+    bool out_in; /* row-major formats: stored [n_out, n_in], else [n_in, n_out] */
     bool owned;  /* false: buffer is the mapped file itself */
 } bml_weight;
+
+/* Vectors are float32 weights of one row; buffer.data is NULL where the checkpoint has none. */
+typedef struct bml_norm_weights {
+    bml_weight weight, bias; /* [n_embd] */
+} bml_norm_weights;
+
+typedef struct bml_linear_weights {
+    bml_weight w;
+    bml_weight bias; /* [w.n_out] */
+} bml_linear_weights;
+
+typedef struct bml_layer_weights {
+    bml_norm_weights ln_1;
+    bml_linear_weights c_attn, c_proj;
+    bml_norm_weights ln_2;
+    bml_linear_weights c_fc, mlp_c_proj;
+} bml_layer_weights;
+
+/* A whole model. */
+typedef struct bml_weights {
+    bml_hf_config config;
+    bml_weight wte, wpe;
+    bml_layer_weights *layers; /* [config.n_layer] */
+    bml_norm_weights ln_f;
+    bml_linear_weights lm_head; /* no bias; wte itself when tied */
+} bml_weights;
+
+/* Where a pass keeps its intermediate results; made once a session for the largest batch. */
+typedef struct bml_activations {
+    bml_buffer x;       /* [T, C], the residual stream */
+    bml_buffer normed;  /* [T, C] */
+    bml_buffer qkv;     /* [T, 3C] */
+    bml_buffer q, k, v; /* [H, T, D] */
+    bml_buffer heads;   /* [H, T, D], what attention gives */
+    bml_buffer merged;  /* [T, C] */
+    bml_buffer branch;  /* [T, C], what is added to the residual stream */
+    bml_buffer hidden;  /* [T, n_inner] */
+    bml_buffer logits;  /* [R, vocab_size] */
+    bml_buffer ids;     /* [R] int32 */
+} bml_activations;
 
 /* The tokens of one pass. Arrays are the caller's and stay put until end() returns. */
 typedef struct bml_batch {
@@ -143,11 +186,22 @@ typedef struct bml_backend {
     void (*argmax)(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
                    int n_cols, int n_valid);
 
+    /* ---- optional: NULL where a backend has none ---- */
+
+    /* The whole pass at once: exactly what src/gpt2/forward.c does kernel by kernel, to the bit.
+     * Leaves the rows' logits in activations->logits or, with N_VALID > 0, their argmax over the
+     * first N_VALID ids in activations->ids. */
+    void (*forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+                    bml_activations *activations, bml_kv_cache *cache, int n_valid);
+
     /* Measures read bandwidth and float32 peak with the queue's threads. */
     bml_status (*measure)(bml_queue *queue, bml_limits *limits, bml_error *err);
 } bml_backend;
 
 /* The CPU backend with the kernels for the best instruction set this machine has. */
 const bml_backend *bml_backend_cpu(void);
+
+/* What the dot product of a query and a key is multiplied by in a layer. */
+float bml_attention_scale(const bml_hf_config *config, int layer);
 
 #endif

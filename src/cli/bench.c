@@ -5,6 +5,7 @@
 
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* -1: not given, and then made to fit the model's context */
 static int n_prompt = -1, n_decode = -1;
@@ -214,14 +215,14 @@ static json_t *decode_json(const bench *b)
 
 static int print_json(const bench *b)
 {
-    json_t *object =
-        json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:{s:f, s:f}, s:o, s:o}", "model",
-                  b->info->name, "backend", b->info->backend, "weights", b->info->weight_format,
-                  "kv", bml_cli_kv_name(), "threads", bml_session_threads(b->session), "batch",
-                  n_batch, "repetitions", n_repetitions, "load_ms", b->info->load_ms, "limits",
-                  "read_gb_s", 1e-9 * b->limits.read_bytes_per_s, "gflop_s",
-                  1e-9 * b->limits.flops_per_s, "prefill", n_prompt ? prefill_json(b) : json_null(),
-                  "decode", n_decode ? decode_json(b) : json_null());
+    json_t *object = json_pack(
+        "{s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:{s:f, s:f}, s:o, s:o}", "model",
+        bml_cli_json_text(b->info->name, strlen(b->info->name)), "backend", b->info->backend,
+        "weights", b->info->weight_format, "kv", bml_cli_kv_name(), "threads",
+        bml_session_threads(b->session), "batch", n_batch, "repetitions", n_repetitions, "load_ms",
+        b->info->load_ms, "limits", "read_gb_s", 1e-9 * b->limits.read_bytes_per_s, "gflop_s",
+        1e-9 * b->limits.flops_per_s, "prefill", n_prompt ? prefill_json(b) : json_null(), "decode",
+        n_decode ? decode_json(b) : json_null());
     return bml_cli_json_write(object) && bml_cli_print("\n") ? CLI_OK : CLI_FAILED;
 }
 

@@ -188,21 +188,20 @@ static json_t *text_json(const bml_model *model, const cli_prompt *prompt,
     return value;
 }
 
-static void print_json(const bml_model *model, const cli_prompt *prompt, const bml_generation *made)
+static bool print_json(const bml_model *model, const cli_prompt *prompt, const bml_generation *made)
 {
     const bml_model_info *info = bml_model_get_info(model);
     json_t *object = json_pack(
-        "{s:s, s:s, s:s, s:o, s:o, s:o, s:s, s:{s:f, s:I, s:f, s:I, s:f}}", "model", info->name,
-        "backend", info->backend, "weights", info->weight_format, "prompt_ids",
-        bml_cli_json_ids(prompt->ids, prompt->n_ids), "ids",
+        "{s:o, s:s, s:s, s:o, s:o, s:o, s:s, s:{s:f, s:I, s:f, s:I, s:f}}", "model",
+        bml_cli_json_text(info->name, strlen(info->name)), "backend", info->backend, "weights",
+        info->weight_format, "prompt_ids", bml_cli_json_ids(prompt->ids, prompt->n_ids), "ids",
         bml_cli_json_ids(made->ids, made->n_ids), "text", text_json(model, prompt, made),
         "finish_reason", made->finish_reason == BML_FINISH_LENGTH ? "length" : "stop", "stats",
         "load_ms", info->load_ms, "prefill_tokens", (json_int_t)made->prefill_tokens,
         "prefill_tok_s", per_second(made->prefill_tokens, made->prefill_ms), "decode_tokens",
         (json_int_t)made->decode_tokens, "decode_tok_s",
         per_second(made->decode_tokens, made->decode_ms));
-    if (bml_cli_json_write(object))
-        bml_cli_print("\n");
+    return bml_cli_json_write(object) && bml_cli_print("\n");
 }
 
 static void print_statistics(const bml_model *model, const bml_session *session,
@@ -235,18 +234,19 @@ static void print_before(const bml_model *model, const cli_prompt *prompt)
     bml_cli_flush();
 }
 
-static void print_after(const bml_model *model, const cli_prompt *prompt,
+static bool print_after(const bml_model *model, const cli_prompt *prompt,
                         const bml_generation *made)
 {
+    bool ok = true;
     if (as_json) {
-        print_json(model, prompt, made);
+        ok = print_json(model, prompt, made);
     } else if (!bml_model_get_tokenizer(model)) {
         if (print_ids(made->ids, made->n_ids, false))
             bml_cli_print("\n");
     } else if (isatty(STDOUT_FILENO)) {
         bml_cli_print("\n");
     }
-    bml_cli_flush();
+    return bml_cli_flush() && ok;
 }
 
 static int generate(const bml_model *model, const cli_prompt *prompt)
@@ -270,7 +270,8 @@ static int generate(const bml_model *model, const cli_prompt *prompt)
         bml_cli_catch_interrupt();
     bml_status result = bml_generate(session, 0, prompt->ids, prompt->n_ids, &how, &made, &err);
     if (result == BML_OK || result == BML_ERR_STOPPED) {
-        print_after(model, prompt, &made);
+        if (!print_after(model, prompt, &made))
+            status = CLI_FAILED;
         /* What stopped it is a signal or a failed write, which main reports. */
         if (result == BML_ERR_STOPPED)
             status = bml_cli_interrupted() ? bml_cli_interrupted() : CLI_FAILED;

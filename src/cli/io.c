@@ -1,6 +1,7 @@
 #include "io.h"
 
 #include "cli.h"
+#include "json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,24 +15,49 @@
 
 /* ---- error lines -----------------------------------------------------------------------------*/
 
-/* What a user typed must not break the one-line rule or the terminal. */
-static void print_line(const char *prefix, char *text, const char *suffix)
+/* Control characters (U+0000 to U+001F, U+007F to U+009F), line and paragraph separators. */
+static bool disturbs(const char *character)
 {
-    for (char *c = text; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = '?';
+    const unsigned char *c = (const unsigned char *)character;
+    return c[0] < 0x20 || c[0] == 0x7f || (c[0] == 0xc2 && c[1] < 0xa0) ||
+           (c[0] == 0xe2 && c[1] == 0x80 && (c[2] == 0xa8 || c[2] == 0xa9));
+}
+
+/* One line, however long. What a user typed must not break it, the terminal or the UTF-8 of a log.
+ */
+static void print_line(const char *prefix, const char *suffix, const char *format, va_list args)
+{
+    char short_text[1200], *text = short_text;
+    va_list again;
+    va_copy(again, args);
+    int length = vsnprintf(short_text, sizeof short_text, format, args);
+    if (length >= (int)sizeof short_text) {
+        text = malloc((size_t)length + 1);
+        if (text)
+            vsnprintf(text, (size_t)length + 1, format, again);
+        else
+            text = short_text;
+    }
+    va_end(again);
+    bool valid;
+    size_t step, left = strlen(text);
+    for (char *c = text; left; c += step, left -= step) {
+        step = bml_cli_utf8_next(c, left, &valid);
+        if (!valid || disturbs(c))
+            memset(c, '?', step);
+    }
     bml_cli_progress_end();
     fprintf(stderr, "%s%s%s\n", prefix, text, suffix);
+    if (text != short_text)
+        free(text);
 }
 
 int bml_cli_fail(const char *format, ...)
 {
-    char text[1200];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    print_line("bml: ", "", format, args);
     va_end(args);
-    print_line("bml: ", text, "");
     return CLI_FAILED;
 }
 
@@ -47,14 +73,13 @@ int bml_cli_fail_memory(void)
 
 int bml_cli_misuse(const cli_command *command, const char *format, ...)
 {
-    char text[1200], prefix[64], suffix[64];
+    char prefix[64], suffix[64];
     va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
     snprintf(prefix, sizeof prefix, "bml %s: ", command->name);
     snprintf(suffix, sizeof suffix, " (see bml %s --help)", command->name);
-    print_line(prefix, text, suffix);
+    va_start(args, format);
+    print_line(prefix, suffix, format, args);
+    va_end(args);
     return CLI_USAGE;
 }
 

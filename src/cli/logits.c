@@ -31,7 +31,7 @@ static const cli_option options[] = {
 
 typedef struct output {
     FILE *file;
-    char *temporary; /* NULL when the path is written to directly: a pipe, /dev/null */
+    char *temporary; /* NULL when the path is written to directly: a pipe, a link, /dev/null */
 } output;
 
 static int fail_output(const char *what)
@@ -68,9 +68,11 @@ static int open_output(output *out)
 {
     struct stat st;
     *out = (output){0};
-    if (stat(out_path, &st) != 0 || S_ISREG(st.st_mode))
+    /* Not through a link: the file that it leads to is to be written, as for /dev/stdout, and the
+     * link to stay. */
+    if (lstat(out_path, &st) != 0 || S_ISREG(st.st_mode))
         return open_temporary(out);
-    if (S_ISDIR(st.st_mode))
+    if (stat(out_path, &st) == 0 && S_ISDIR(st.st_mode))
         return bml_cli_fail("%s: is a directory; --out takes the name of a file", out_path);
     out->file = fopen(out_path, "wb");
     return out->file ? CLI_OK : fail_output("cannot open");

@@ -81,28 +81,14 @@ size_t bml_cli_kv_size(void)
 
 int bml_cli_open_model(bml_model **model)
 {
-    const char *format = formats[weights];
     if (!strcmp(backends[backend], "cuda") || !strcmp(backends[backend], "metal"))
         return bml_cli_fail("this build has no %s backend; it has: cpu", backends[backend]);
-    if (!strcmp(format, "q8") || !strcmp(format, "q4"))
-        return bml_cli_fail("this build cannot quantise weights to %s; it can hold them as f32 or "
-                            "as the file does",
-                            format);
+    /* formats[] lists them in the order of bml_weight_format */
     bml_model_options options = {.backend = backend ? BML_BACKEND_CPU : BML_BACKEND_AUTO,
-                                 .weights =
-                                     !strcmp(format, "f32") ? BML_WEIGHTS_F32 : BML_WEIGHTS_FILE};
+                                 .weights = (bml_weight_format)weights};
     bml_error err;
     if (bml_model_load(bml_cli_model_name, &options, model, &err))
         return bml_cli_report(&err);
-    const char *held = bml_model_get_info(*model)->weight_format;
-    if (weights && strcmp(format, held)) {
-        int status = bml_cli_fail("%s: holds its weights as %s, and this build cannot convert them "
-                                  "to %s; it can hold them as f32 or as the file does",
-                                  bml_model_get_info(*model)->name, held, format);
-        bml_model_free(*model);
-        *model = NULL;
-        return status;
-    }
     return CLI_OK;
 }
 

@@ -6,8 +6,6 @@
 
 #include "base/memory.h"
 
-#include <math.h>
-
 static void linear(const bml_model *m, bml_queue *queue, bml_buffer *out, const bml_buffer *x,
                    const bml_linear_weights *w, int n_tokens)
 {
@@ -21,55 +19,53 @@ static void layernorm(const bml_model *m, bml_queue *queue, bml_buffer *out, con
                       const bml_norm_weights *norm, int n_rows, bool rows_of_batch)
 {
     m->backend->layernorm(queue, out, x, &norm->weight.buffer, &norm->bias.buffer, n_rows,
-                          m->config.n_embd, m->config.layer_norm_epsilon, rows_of_batch);
-}
-
-static float attention_scale(const bml_hf_config *config, int layer)
-{
-    double scale = 1;
-    if (config->scale_attn_weights)
-        scale /= sqrt((double)(config->n_embd / config->n_head));
-    if (config->scale_attn_by_inverse_layer_idx)
-        scale /= layer + 1;
-    return (float)scale;
+                          m->weights.config.n_embd, m->weights.config.layer_norm_epsilon,
+                          rows_of_batch);
 }
 
 void bml_forward(const bml_model *m, bml_queue *queue, const bml_batch *batch, bml_activations *a,
-                 bml_kv_cache *cache)
+                 bml_kv_cache *cache, int n_valid)
 {
     const bml_backend *b = m->backend;
-    int n = batch->n_tokens, n_head = m->config.n_head, head_dim = m->config.n_embd / n_head;
-    size_t n_x = (size_t)n * (size_t)m->config.n_embd;
+    int n = batch->n_tokens, n_head = m->weights.config.n_head,
+        head_dim = m->weights.config.n_embd / n_head;
+    size_t n_x = (size_t)n * (size_t)m->weights.config.n_embd;
 
-    b->embedding(queue, &a->x, &m->wte, &m->wpe);
-    for (int l = 0; l < m->config.n_layer; l++) {
-        const bml_layer_weights *layer = &m->layers[l];
+    b->embedding(queue, &a->x, &m->weights.wte, &m->weights.wpe);
+    for (int l = 0; l < m->weights.config.n_layer; l++) {
+        const bml_layer_weights *layer = &m->weights.layers[l];
 
         layernorm(m, queue, &a->normed, &a->x, &layer->ln_1, n, false);
         linear(m, queue, &a->qkv, &a->normed, &layer->c_attn, n);
         b->qkv_split(queue, &a->q, &a->k, &a->v, &a->qkv, n, n_head, head_dim);
         b->kv_append(queue, cache, l, &a->k, &a->v);
-        b->attention_cached(queue, &a->heads, &a->q, cache, l, attention_scale(&m->config, l));
+        b->attention_cached(queue, &a->heads, &a->q, cache, l,
+                            bml_attention_scale(&m->weights.config, l));
         b->heads_merge(queue, &a->merged, &a->heads, n, n_head, head_dim);
         linear(m, queue, &a->branch, &a->merged, &layer->c_proj, n);
         b->residual_add(queue, &a->x, &a->branch, n_x);
 
         layernorm(m, queue, &a->normed, &a->x, &layer->ln_2, n, false);
         linear(m, queue, &a->hidden, &a->normed, &layer->c_fc, n);
-        b->gelu(queue, &a->hidden, (size_t)n * (size_t)m->config.n_inner, m->config.activation);
+        b->gelu(queue, &a->hidden, (size_t)n * (size_t)m->weights.config.n_inner,
+                m->weights.config.activation);
         linear(m, queue, &a->branch, &a->hidden, &layer->mlp_c_proj, n);
         b->residual_add(queue, &a->x, &a->branch, n_x);
     }
     if (batch->n_rows) {
-        layernorm(m, queue, &a->normed, &a->x, &m->ln_f, batch->n_rows, true);
-        linear(m, queue, &a->logits, &a->normed, &m->lm_head, batch->n_rows);
+        layernorm(m, queue, &a->normed, &a->x, &m->weights.ln_f, batch->n_rows, true);
+        linear(m, queue, &a->logits, &a->normed, &m->weights.lm_head, batch->n_rows);
+        if (n_valid)
+            b->argmax(queue, &a->ids, &a->logits, batch->n_rows, m->weights.config.vocab_size,
+                      n_valid);
     }
 }
 
 bml_status bml_activations_new(const bml_model *m, int n_tokens, int n_rows, bml_activations *a,
                                bml_error *err)
 {
-    size_t t = (size_t)n_tokens, c = (size_t)m->config.n_embd, n_inner = (size_t)m->config.n_inner;
+    size_t t = (size_t)n_tokens, c = (size_t)m->weights.config.n_embd,
+           n_inner = (size_t)m->weights.config.n_inner;
     struct {
         bml_buffer *buffer;
         size_t rows, cols;
@@ -85,7 +81,7 @@ bml_status bml_activations_new(const bml_model *m, int n_tokens, int n_rows, bml
         {&a->branch, t, c},
         {&a->hidden, t, n_inner},
         {&a->ids, (size_t)n_rows, 1},
-        {&a->logits, (size_t)n_rows, (size_t)m->config.vocab_size},
+        {&a->logits, (size_t)n_rows, (size_t)m->weights.config.vocab_size},
     };
     bml_status status = BML_OK;
     *a = (bml_activations){0};

@@ -137,7 +137,7 @@ static bml_status generate(generator *g, int slot, size_t n_prompt, size_t most,
             out->decode_ms += ms;
             out->decode_tokens++;
         }
-        if (token == model->config.eos_token_id && !o->ignore_eos) {
+        if (token == model->weights.config.eos_token_id && !o->ignore_eos) {
             out->finish_reason = BML_FINISH_STOP;
             return BML_OK;
         }
@@ -159,7 +159,7 @@ static bml_status generate(generator *g, int slot, size_t n_prompt, size_t most,
 static bml_status check(const bml_session *session, size_t n_prompt, const bml_generate_options *o,
                         bml_error *err)
 {
-    int n_ctx = session->cache.n_ctx, n_positions = session->model->config.n_positions;
+    int n_ctx = session->cache.n_ctx, n_positions = session->model->weights.config.n_positions;
     if (n_prompt == 0)
         return bml_fail(err, BML_ERR_ARGUMENT, "the prompt is empty; it needs at least one token");
     if (n_prompt > (size_t)n_ctx)
@@ -193,7 +193,7 @@ bml_status bml_generate(bml_session *session, int slot, const int32_t *prompt, s
     if (options->max_tokens >= 0 && (size_t)options->max_tokens < most)
         most = (size_t)options->max_tokens;
     bool greedy = options->sampling.temperature == 0 && options->sampling.repetition_penalty == 1;
-    size_t vocab_size = (size_t)session->model->config.vocab_size;
+    size_t vocab_size = (size_t)session->model->weights.config.vocab_size;
     g.history = bml_calloc(n_prompt + most, sizeof *g.history);
     g.batch = bml_calloc(n_prompt, sizeof *g.batch);
     g.logits = greedy ? NULL : bml_calloc(vocab_size, sizeof *g.logits);

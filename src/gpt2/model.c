@@ -15,15 +15,15 @@ typedef struct weight_loader {
     bml_model *model;
     bml_weight_format format;
     uint64_t resident_bytes, step_bytes;
-    int seen[4]; /* matrices a decode step reads, by dtype as held */
+    int seen[BML_WEIGHTS_Q4 + 1]; /* the layers' matrices, by format */
     bml_error *err;
 } weight_loader;
 
 static bml_status load_matrix(weight_loader *l, const bml_matrix *matrix, bool out_in,
-                              bml_weight *weight)
+                              bml_weight_format format, bml_weight *weight)
 {
-    bml_status status =
-        l->model->backend->weight_new(l->model->device, matrix, out_in, l->format, weight, l->err);
+    const bml_model *m = l->model;
+    bml_status status = m->backend->weight_new(m->device, matrix, out_in, format, weight, l->err);
     if (!status)
         l->resident_bytes += weight->buffer.bytes;
     return status;
@@ -45,20 +45,21 @@ static bml_status load_vector(weight_loader *l, const float *data, int n, bml_we
 
 static bml_status load_norm(weight_loader *l, const bml_norm *norm, bml_norm_weights *weights)
 {
-    bml_status status = load_vector(l, norm->weight, l->model->config.n_embd, &weights->weight);
+    bml_status status =
+        load_vector(l, norm->weight, l->model->weights.config.n_embd, &weights->weight);
     if (!status)
-        status = load_vector(l, norm->bias, l->model->config.n_embd, &weights->bias);
+        status = load_vector(l, norm->bias, l->model->weights.config.n_embd, &weights->bias);
     return status;
 }
 
 static bml_status load_linear(weight_loader *l, const bml_linear *linear,
                               bml_linear_weights *weights)
 {
-    bml_status status = load_matrix(l, &linear->w, linear->out_in, &weights->w);
+    bml_status status = load_matrix(l, &linear->w, linear->out_in, l->format, &weights->w);
     if (status)
         return status;
     l->step_bytes += weights->w.buffer.bytes;
-    l->seen[weights->w.dtype]++;
+    l->seen[weights->w.format]++;
     return load_vector(l, linear->bias, weights->w.n_out, &weights->bias);
 }
 
@@ -82,37 +83,41 @@ static bml_status load_weights(weight_loader *l)
 {
     bml_model *model = l->model;
     const bml_checkpoint *c = model->checkpoint;
-    model->layers = bml_calloc((size_t)c->config.n_layer, sizeof *model->layers);
-    if (!model->layers)
-        return bml_fail_memory(l->err, (size_t)c->config.n_layer * sizeof *model->layers,
+    model->weights.layers = bml_calloc((size_t)c->config.n_layer, sizeof *model->weights.layers);
+    if (!model->weights.layers)
+        return bml_fail_memory(l->err, (size_t)c->config.n_layer * sizeof *model->weights.layers,
                                "the layers");
-    bml_status status = load_matrix(l, &c->wte, true, &model->wte);
+    /* Embeddings and head suffer most from few bits, and positions are too few to matter. */
+    bml_weight_format wte = l->format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : l->format;
+    bml_weight_format wpe = wte == BML_WEIGHTS_Q8 ? BML_WEIGHTS_FILE : wte;
+    bml_status status = load_matrix(l, &c->wte, true, wte, &model->weights.wte);
     if (!status)
-        status = load_matrix(l, &c->wpe, true, &model->wpe);
+        status = load_matrix(l, &c->wpe, true, wpe, &model->weights.wpe);
     for (int i = 0; i < c->config.n_layer && !status; i++)
-        status = load_layer(l, &c->layers[i], &model->layers[i]);
+        status = load_layer(l, &c->layers[i], &model->weights.layers[i]);
     if (!status)
-        status = load_norm(l, &c->ln_f, &model->ln_f);
+        status = load_norm(l, &c->ln_f, &model->weights.ln_f);
     if (status)
         return status;
     if (!c->tied) {
-        bml_linear head = {.w = c->lm_head, .out_in = true};
-        return load_linear(l, &head, &model->lm_head);
+        status = load_matrix(l, &c->lm_head, true, wte, &model->weights.lm_head.w);
+        l->step_bytes += model->weights.lm_head.w.buffer.bytes;
+        return status;
     }
-    model->lm_head.w = model->wte;
-    model->lm_head.w.owned = false;
-    l->step_bytes += model->wte.buffer.bytes;
-    l->seen[model->wte.dtype]++;
+    model->weights.lm_head.w = model->weights.wte;
+    model->weights.lm_head.w.owned = false;
+    l->step_bytes += model->weights.wte.buffer.bytes;
     return BML_OK;
 }
 
-/* The one dtype of the matrices that a decode step reads, or "mixed". */
+/* The one format of the layers' matrices, or "mixed". */
 static const char *format_name(const int *seen)
 {
+    static const char *const names[] = {"file", "f32", "bf16", "f16", "q8", "q4"};
     const char *name = NULL;
-    for (int dtype = 0; dtype < 4; dtype++)
-        if (seen[dtype])
-            name = name ? "mixed" : bml_dtype_name((bml_dtype)dtype);
+    for (int format = 0; format <= BML_WEIGHTS_Q4; format++)
+        if (seen[format])
+            name = name ? "mixed" : names[format];
     return name;
 }
 
@@ -146,7 +151,7 @@ static bml_status load(bml_model *model, bml_weight_format format, bml_error *er
     bml_status status = bml_checkpoint_open(model->path, &model->checkpoint, err);
     if (status)
         return status;
-    model->config = model->checkpoint->config;
+    model->weights.config = model->checkpoint->config;
     char *directory = bml_path_directory(model->path);
     if (!directory)
         return bml_fail_memory(err, strlen(model->path), "a path");
@@ -172,7 +177,7 @@ bml_status bml_model_load(const char *name, const bml_model_options *options, bm
         options = &defaults;
     if (options->backend != BML_BACKEND_AUTO && options->backend != BML_BACKEND_CPU)
         return bml_fail(err, BML_ERR_ARGUMENT, "no backend of kind %d", (int)options->backend);
-    if (options->weights != BML_WEIGHTS_FILE && options->weights != BML_WEIGHTS_F32)
+    if (options->weights < BML_WEIGHTS_FILE || options->weights > BML_WEIGHTS_Q4)
         return bml_fail(err, BML_ERR_ARGUMENT, "no weight format %d", (int)options->weights);
     bml_model *model = bml_calloc(1, sizeof *model);
     if (!model)
@@ -210,8 +215,8 @@ void bml_model_free(bml_model *model)
 {
     if (!model)
         return;
-    for (int i = 0; model->layers && i < model->config.n_layer; i++) {
-        bml_layer_weights *layer = &model->layers[i];
+    for (int i = 0; model->weights.layers && i < model->weights.config.n_layer; i++) {
+        bml_layer_weights *layer = &model->weights.layers[i];
         free_norm(model, &layer->ln_1);
         free_linear(model, &layer->c_attn);
         free_linear(model, &layer->c_proj);
@@ -219,14 +224,14 @@ void bml_model_free(bml_model *model)
         free_linear(model, &layer->c_fc);
         free_linear(model, &layer->mlp_c_proj);
     }
-    free_norm(model, &model->ln_f);
-    free_linear(model, &model->lm_head);
-    model->backend->weight_free(model->device, &model->wte);
-    model->backend->weight_free(model->device, &model->wpe);
+    free_norm(model, &model->weights.ln_f);
+    free_linear(model, &model->weights.lm_head);
+    model->backend->weight_free(model->device, &model->weights.wte);
+    model->backend->weight_free(model->device, &model->weights.wpe);
     model->backend->close(model->device);
     bml_checkpoint_close(model->checkpoint);
     bml_tokenizer_free(model->tokenizer);
-    free(model->layers);
+    free(model->weights.layers);
     free(model->name);
     bml_free(model->path);
     free(model);

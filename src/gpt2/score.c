@@ -81,7 +81,7 @@ static bml_status score_window(bml_session *s, const int32_t *ids, size_t begin,
                                size_t first, bml_token_score *scores, bml_batch_token *batch,
                                float *logits, bml_error *err)
 {
-    size_t vocab_size = (size_t)s->model->config.vocab_size;
+    size_t vocab_size = (size_t)s->model->weights.config.vocab_size;
     bml_status status = bml_session_truncate(s, 0, 0, err);
     for (size_t at = begin; at + 1 < end && !status;) {
         /* Up to a full pass of tokens, or up to a buffer of rows. */
@@ -114,9 +114,9 @@ static bml_status check(const bml_session *s, const int32_t *ids, size_t n_ids, 
                         "that length)",
                         stride, s->cache.n_ctx);
     for (size_t i = 0; i < n_ids; i++) /* the last one is never fed to the model */
-        if (ids[i] < 0 || ids[i] >= s->model->config.vocab_size)
+        if (ids[i] < 0 || ids[i] >= s->model->weights.config.vocab_size)
             return bml_fail(err, BML_ERR_ARGUMENT, "token %zu has id %d; the model's ids are 0..%d",
-                            i, (int)ids[i], s->model->config.vocab_size - 1);
+                            i, (int)ids[i], s->model->weights.config.vocab_size - 1);
     return BML_OK;
 }
 
@@ -125,7 +125,8 @@ bml_status bml_score(bml_session *s, const int32_t *ids, size_t n_ids, int strid
                      bool (*progress)(void *context, size_t done, size_t total), void *context,
                      bml_error *err)
 {
-    size_t capacity = (size_t)s->cache.n_ctx, vocab_size = (size_t)s->model->config.vocab_size;
+    size_t capacity = (size_t)s->cache.n_ctx,
+           vocab_size = (size_t)s->model->weights.config.vocab_size;
     bml_status status = check(s, ids, n_ids, stride, err);
     if (status)
         return status;

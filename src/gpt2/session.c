@@ -58,7 +58,7 @@ static bml_status session_init(bml_session *s, int n_threads, bml_error *err)
 static bml_status check_options(const bml_model *model, const bml_session_options *o,
                                 bml_error *err)
 {
-    int n_positions = model->config.n_positions;
+    int n_positions = model->weights.config.n_positions;
     if (o->n_slots < 0 || o->n_slots > MAX_SLOTS)
         return bml_fail(err, BML_ERR_ARGUMENT, "n_slots is %d; it must lie in 0..%d", o->n_slots,
                         MAX_SLOTS);
@@ -93,11 +93,11 @@ bml_status bml_session_new(const bml_model *model, const bml_session_options *op
     s->model = model;
     s->cache = (bml_kv_cache){
         .dtype = options->kv_dtype,
-        .n_layer = model->config.n_layer,
+        .n_layer = model->weights.config.n_layer,
         .n_slots = options->n_slots ? options->n_slots : 1,
-        .n_ctx = options->n_ctx ? options->n_ctx : model->config.n_positions,
-        .n_head = model->config.n_head,
-        .head_dim = model->config.n_embd / model->config.n_head,
+        .n_ctx = options->n_ctx ? options->n_ctx : model->weights.config.n_positions,
+        .n_head = model->weights.config.n_head,
+        .head_dim = model->weights.config.n_embd / model->weights.config.n_head,
     };
     int64_t most = (int64_t)s->cache.n_slots * s->cache.n_ctx; /* a batch never has more tokens */
     s->chunk = options->chunk ? options->chunk : DEFAULT_CHUNK;
@@ -172,7 +172,7 @@ bml_status bml_session_truncate(bml_session *s, int slot, int length, bml_error 
 static bml_status check_batch(bml_session *s, const bml_batch_token *batch, size_t n,
                               bml_error *err)
 {
-    int vocab_size = s->model->config.vocab_size;
+    int vocab_size = s->model->weights.config.vocab_size;
     memcpy(s->planned, s->length, (size_t)s->cache.n_slots * sizeof *s->planned);
     for (size_t i = 0; i < n; i++) {
         if (batch[i].token < 0 || batch[i].token >= vocab_size)
@@ -215,7 +215,7 @@ static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, fl
 {
     const bml_backend *b = s->model->backend;
     bml_activations *a = &s->activations;
-    size_t vocab_size = (size_t)s->model->config.vocab_size;
+    size_t vocab_size = (size_t)s->model->weights.config.vocab_size;
     bml_status status = check_batch(s, batch, n, err);
     if (status)
         return status;
@@ -225,11 +225,12 @@ static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, fl
         status = b->begin(s->queue, &pass, err);
         if (status)
             return status;
-        bml_forward(s->model, s->queue, &pass, a, &s->cache);
         size_t n_rows = (size_t)pass.n_rows;
-        if (next && n_rows)
-            b->argmax(s->queue, &a->ids, &a->logits, pass.n_rows, s->model->config.vocab_size,
-                      s->model->info.n_tokens);
+        int n_valid = next ? s->model->info.n_tokens : 0;
+        if (b->forward && !s->kernel_by_kernel)
+            b->forward(s->queue, &s->model->weights, &pass, a, &s->cache, n_valid);
+        else
+            bml_forward(s->model, s->queue, &pass, a, &s->cache, n_valid);
         status = b->end(s->queue, err);
         if (!status && next && n_rows)
             status = b->download(s->queue, next + rows, &a->ids, n_rows * sizeof *next, err);

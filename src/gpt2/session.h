@@ -9,10 +9,11 @@ struct bml_session {
     bml_queue *queue;
     bml_kv_cache cache;
     bml_activations activations;
-    int chunk;    /* most tokens in a pass */
-    int rows;     /* most rows of logits in a pass */
-    int *length;  /* [n_slots]: tokens in each slot */
-    int *planned; /* [n_slots]: their lengths while a batch is checked and run */
+    bool kernel_by_kernel; /* do without the backend's fused pass: for tests and profiles */
+    int chunk;             /* most tokens in a pass */
+    int rows;              /* most rows of logits in a pass */
+    int *length;           /* [n_slots]: tokens in each slot */
+    int *planned;          /* [n_slots]: their lengths while a batch is checked and run */
     int32_t *token, *position, *slot, *row; /* [chunk]: the arrays of a pass */
 };
 

@@ -3,11 +3,12 @@
 #include "testing.h"
 
 #include "backend/backend.h"
-#include "gpt2/model.h"
+#include "gpt2/session.h"
 
 #include <math.h>
 
-static bml_model *model; /* the built-in one */
+/* The built-in model; by format of weights where a test is about all of them. */
+static bml_model *model, *models[BML_WEIGHTS_Q4 + 1];
 static bml_error err;
 
 static void ok(bml_status status)
@@ -54,10 +55,11 @@ static void test_same_bits(void **state)
     enum { N = 150 };
     int32_t ids[N];
     random_ids(ids, N, 1);
-    for (int kv = 0; kv < 3; kv++) {
-        bml_session_options base = {.n_threads = 1, .kv_dtype = (bml_dtype)kv};
+    for (int format = 0; format <= BML_WEIGHTS_Q4; format++) {
+        bml_session_options base = {.n_threads = 1, .kv_dtype = (bml_dtype)(format % 3)};
+        model = models[format];
         float *wanted = alone(base, ids, N, 0);
-        for (int threads = 1; threads <= 5; threads++)
+        for (int threads = 1; threads <= 5; threads += 2)
             for (int chunk = 0; chunk < 4; chunk++) {
                 static const int chunks[] = {0, 1, 7, 64};
                 bml_session_options o = base;
@@ -74,6 +76,41 @@ static void test_same_bits(void **state)
         }
         free(wanted);
     }
+    model = models[0];
+}
+
+/* The backend's fused pass against the kernels one by one, for few and for many tokens. */
+static void test_fused_equals_kernels(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    static float fused[N * 8192], plain[N * 8192];
+    int32_t ids[N], best[2][N];
+    random_ids(ids, N, 11);
+    for (int format = 0; format <= BML_WEIGHTS_Q4; format++)
+        for (int threads = 1; threads <= 4; threads++) {
+            static const size_t pieces[] = {1, 2, 7, 8, 9, 13};
+            model = models[format];
+            bml_session_options o = {.n_threads = threads};
+            bml_session *f = session_with(o), *p = session_with(o);
+            p->kernel_by_kernel = true;
+            for (size_t i = 0, at = 0; i < sizeof pieces / sizeof *pieces; at += pieces[i++]) {
+                bml_batch_token batch[N];
+                for (size_t t = 0; t < pieces[i]; t++)
+                    batch[t] = (bml_batch_token){ids[at + t], 0, true};
+                ok(bml_session_eval(f, batch, pieces[i], fused, &err));
+                ok(bml_session_eval(p, batch, pieces[i], plain, &err));
+                assert_memory_equal(fused, plain, pieces[i] * 8192 * sizeof(float));
+                ok(bml_session_truncate(f, 0, (int)at, &err));
+                ok(bml_session_truncate(p, 0, (int)at, &err));
+                ok(bml_session_eval_argmax(f, batch, pieces[i], best[0], &err));
+                ok(bml_session_eval_argmax(p, batch, pieces[i], best[1], &err));
+                assert_memory_equal(best[0], best[1], pieces[i] * sizeof(int32_t));
+            }
+            bml_session_free(f);
+            bml_session_free(p);
+        }
+    model = models[0];
 }
 
 static void test_same_bits_beside_others(void **state)
@@ -125,7 +162,7 @@ static void test_same_bits_beside_others(void **state)
 static float *stateless(const int32_t *ids, int n)
 {
     const bml_backend *b = model->backend;
-    const bml_hf_config *c = &model->config;
+    const bml_hf_config *c = &model->weights.config;
     int head_dim = c->n_embd / c->n_head;
     size_t x_bytes = (size_t)n * (size_t)c->n_embd * 4;
     int32_t position[64], zeros[64] = {0};
@@ -150,9 +187,9 @@ static float *stateless(const int32_t *ids, int n)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         ok(b->buffer_new(model->device, all[i].bytes, all[i].buffer, &err));
     ok(b->begin(queue, &batch, &err));
-    b->embedding(queue, &x, &model->wte, &model->wpe);
+    b->embedding(queue, &x, &model->weights.wte, &model->weights.wpe);
     for (int l = 0; l < c->n_layer; l++) {
-        bml_layer_weights *w = &model->layers[l];
+        bml_layer_weights *w = &model->weights.layers[l];
         b->layernorm(queue, &y, &x, &w->ln_1.weight.buffer, &w->ln_1.bias.buffer, n, c->n_embd,
                      c->layer_norm_epsilon, false);
         b->linear(queue, &qkv, &y, &w->c_attn.w, &w->c_attn.bias.buffer, n);
@@ -168,9 +205,10 @@ static float *stateless(const int32_t *ids, int n)
         b->linear(queue, &y, &hidden, &w->mlp_c_proj.w, &w->mlp_c_proj.bias.buffer, n);
         b->residual_add(queue, &x, &y, x_bytes / 4);
     }
-    b->layernorm(queue, &y, &x, &model->ln_f.weight.buffer, &model->ln_f.bias.buffer, n, c->n_embd,
-                 c->layer_norm_epsilon, false);
-    b->linear_transposed(queue, &logits, &y, &model->lm_head.w, &model->lm_head.bias.buffer, n);
+    b->layernorm(queue, &y, &x, &model->weights.ln_f.weight.buffer,
+                 &model->weights.ln_f.bias.buffer, n, c->n_embd, c->layer_norm_epsilon, false);
+    b->linear_transposed(queue, &logits, &y, &model->weights.lm_head.w,
+                         &model->weights.lm_head.bias.buffer, n);
     ok(b->end(queue, &err));
     float *out = malloc(logits.bytes);
     ok(b->download(queue, out, &logits, logits.bytes, &err));
@@ -482,13 +520,20 @@ static void test_score_windows(void **state)
 static int load(void **state)
 {
     (void)state;
-    return bml_model_load(NULL, NULL, &model, &err) != BML_OK;
+    for (int format = 0; format <= BML_WEIGHTS_Q4; format++) {
+        bml_model_options options = {.weights = (bml_weight_format)format};
+        if (bml_model_load(NULL, &options, &models[format], &err))
+            return 1;
+    }
+    model = models[0];
+    return 0;
 }
 
 static int unload(void **state)
 {
     (void)state;
-    bml_model_free(model);
+    for (int format = 0; format <= BML_WEIGHTS_Q4; format++)
+        bml_model_free(models[format]);
     return 0;
 }
 
@@ -496,6 +541,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_fused_equals_kernels),
         cmocka_unit_test(test_same_bits_beside_others),
         cmocka_unit_test(test_cache_equals_stateless),
         cmocka_unit_test(test_truncate_goes_back),

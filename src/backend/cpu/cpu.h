@@ -5,21 +5,53 @@
 #include "backend/backend.h"
 #include "backend/cpu/pool.h"
 
-struct bml_queue {
-    bml_pool *pool;
-    const bml_batch *batch; /* of the pass between begin and end */
-    /* Scratch memory of each thread, for kernels that pack or keep scores; grown by begin and by
-     * nothing else, so that kernels cannot fail. */
-    size_t scratch_bytes;
-    char *scratch; /* n_threads * scratch_bytes, 64-byte aligned */
+struct bml_device {
+    bml_pool *pool;   /* for packing weights; NULL until that is needed */
+    size_t max_width; /* the most inputs or outputs that any of its weights has */
 };
 
-/* What linear packs panels of weights into. */
+/* The best id that one thread has found in its part of a row of logits. */
+typedef struct bml_best {
+    size_t id;
+    float logit;
+    bool any, finite;
+} bml_best;
+
+struct bml_queue {
+    bml_device *device;
+    bml_pool *pool;
+    const bml_batch *batch; /* of the pass between begin and end */
+    /* Memory for kernels, grown by begin and by nothing else, so that kernels cannot fail. Each
+     * thread has a share of .bytes_each: see bml_cpu_begin. */
+    char *memory;
+    size_t bytes, bytes_each, own_rows_at, own_quantized_at, best_at;
+    void *quantized; /* rows of bml_quant_row for every token */
+};
+
+/* What row-major products pack panels of weights into; at least that much scratch has a thread. */
 enum { BML_CPU_PACK_BYTES = 256 << 10 };
+
+/* Up to this many rows are normed and quantised by every thread for itself. */
+enum { BML_CPU_OWN_ROWS = 8 };
 
 static inline void *bml_cpu_scratch(const bml_queue *queue, int part)
 {
-    return queue->scratch + (size_t)part * queue->scratch_bytes;
+    return queue->memory + (size_t)part * queue->bytes_each;
+}
+
+static inline float *bml_cpu_own_rows(const bml_queue *queue, int part)
+{
+    return (float *)((char *)bml_cpu_scratch(queue, part) + queue->own_rows_at);
+}
+
+static inline void *bml_cpu_own_quantized(const bml_queue *queue, int part)
+{
+    return (char *)bml_cpu_scratch(queue, part) + queue->own_quantized_at;
+}
+
+static inline bml_best *bml_cpu_best(const bml_queue *queue, int part)
+{
+    return (bml_best *)((char *)bml_cpu_scratch(queue, part) + queue->best_at);
 }
 
 /* Splits N items into n_parts runs, each (but the last) a multiple of GRAIN long. */
@@ -36,7 +68,13 @@ static inline void bml_split(size_t n, size_t grain, int part, int n_parts, size
 }
 
 /* The instruction sets that kernels are built for, best last. */
-typedef enum bml_cpu_isa { BML_CPU_BASE, BML_CPU_AVX2, BML_CPU_AVX512, BML_CPU_N_ISAS } bml_cpu_isa;
+typedef enum bml_cpu_isa {
+    BML_CPU_BASE,
+    BML_CPU_AVX2,
+    BML_CPU_AVX512,
+    BML_CPU_AVX512VNNI,
+    BML_CPU_N_ISAS
+} bml_cpu_isa;
 
 /* The backend with the kernels for one instruction set; NULL if this build or this machine does
  * not have it. */

@@ -1,5 +1,6 @@
 #include "backend/cpu/device.h"
 
+#include "backend/cpu/quant.h"
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -12,16 +13,35 @@
  * long context costs what is used of it. */
 static const size_t map_threshold = (size_t)1 << 20;
 
-bml_status bml_cpu_open(bml_device **device, bml_error *err)
+bml_status bml_cpu_open(bml_device **out, bml_error *err)
 {
-    (void)err;
-    *device = NULL; /* host memory needs no handle */
+    bml_device *device = bml_calloc(1, sizeof *device);
+    if (!device)
+        return bml_fail_memory(err, sizeof *device, "a device");
+    *out = device;
     return BML_OK;
 }
 
 void bml_cpu_close(bml_device *device)
 {
-    (void)device;
+    if (device)
+        bml_pool_free(device->pool);
+    free(device);
+}
+
+bml_status bml_cpu_device_pool(bml_device *device, bml_pool **pool, bml_error *err)
+{
+    bml_status status = device->pool ? BML_OK : bml_pool_new(0, &device->pool, err);
+    *pool = device->pool;
+    return status;
+}
+
+void bml_cpu_device_note(bml_device *device, const bml_weight *weight)
+{
+    if ((size_t)weight->n_in > device->max_width)
+        device->max_width = (size_t)weight->n_in;
+    if ((size_t)weight->n_out > device->max_width)
+        device->max_width = (size_t)weight->n_out;
 }
 
 bml_status bml_cpu_buffer_new(bml_device *device, size_t bytes, bml_buffer *buffer, bml_error *err)
@@ -57,11 +77,12 @@ void bml_cpu_buffer_free(bml_device *device, bml_buffer *buffer)
     *buffer = (bml_buffer){0};
 }
 
-static void widen(float *to, const bml_matrix *from, size_t n)
+/* Elements first..last of a matrix to float32. */
+static void widen(float *to, const bml_matrix *from, size_t first, size_t n)
 {
-    const uint16_t *half = from->data;
+    const uint16_t *half = (const uint16_t *)from->data + first;
     if (from->dtype == BML_F32)
-        memcpy(to, from->data, n * sizeof *to);
+        memcpy(to, (const float *)from->data + first, n * sizeof *to);
     else if (from->dtype == BML_BF16)
         for (size_t i = 0; i < n; i++)
             to[i] = bml_bf16_to_f32(half[i]);
@@ -70,26 +91,69 @@ static void widen(float *to, const bml_matrix *from, size_t n)
             to[i] = bml_f16_to_f32(half[i]);
 }
 
-bml_status bml_cpu_weight_new(bml_device *device, const bml_matrix *matrix, bool out_in,
-                              bml_weight_format format, bml_weight *weight, bml_error *err)
+typedef struct convert_job {
+    const bml_matrix *from;
+    void *to;
+    bml_dtype dtype;
+    size_t n;
+} convert_job;
+
+static void convert_part(void *context, int part, int n_parts)
+{
+    const convert_job *j = context;
+    enum { PIECE = 1024 };
+    float piece[PIECE];
+    size_t begin, end;
+    bml_split(j->n, PIECE, part, n_parts, &begin, &end);
+    for (size_t i = begin; i < end; i += PIECE) {
+        size_t n = end - i < PIECE ? end - i : PIECE;
+        float *wide = j->dtype == BML_F32 ? (float *)j->to + i : piece;
+        uint16_t *half = (uint16_t *)j->to + i;
+        widen(wide, j->from, i, n);
+        if (j->dtype == BML_BF16)
+            for (size_t e = 0; e < n; e++)
+                half[e] = bml_f32_to_bf16(piece[e]);
+        else if (j->dtype == BML_F16)
+            for (size_t e = 0; e < n; e++)
+                half[e] = bml_f32_to_f16(piece[e]);
+    }
+}
+
+static bml_weight_format format_of(bml_dtype dtype)
+{
+    return dtype == BML_F32    ? BML_WEIGHTS_F32
+           : dtype == BML_BF16 ? BML_WEIGHTS_BF16
+                               : BML_WEIGHTS_F16;
+}
+
+bml_status bml_cpu_weight_rows(bml_device *device, const bml_matrix *matrix, bool out_in,
+                               bml_weight_format format, bml_weight *weight, bml_error *err)
 {
     size_t n = (size_t)matrix->rows * (size_t)matrix->cols;
-    bml_weight w = {.format = format,
-                    .dtype = matrix->dtype,
+    bml_dtype dtype = format == BML_WEIGHTS_FILE   ? matrix->dtype
+                      : format == BML_WEIGHTS_F32  ? BML_F32
+                      : format == BML_WEIGHTS_BF16 ? BML_BF16
+                                                   : BML_F16;
+    bml_weight w = {.format = format_of(dtype),
+                    .dtype = dtype,
                     .n_in = out_in ? matrix->cols : matrix->rows,
                     .n_out = out_in ? matrix->rows : matrix->cols,
                     .out_in = out_in};
-    if (format == BML_WEIGHTS_FILE || matrix->dtype == BML_F32) {
-        w.buffer =
-            (bml_buffer){.data = (void *)matrix->data, .bytes = n * bml_dtype_size(matrix->dtype)};
+    size_t bytes = n * bml_dtype_size(dtype);
+    if (dtype == matrix->dtype) {
+        w.buffer = (bml_buffer){.data = (void *)matrix->data, .bytes = bytes};
     } else {
-        bml_status status = bml_cpu_buffer_new(device, n * sizeof(float), &w.buffer, err);
+        bml_pool *pool;
+        bml_status status = bml_cpu_device_pool(device, &pool, err);
+        if (!status)
+            status = bml_cpu_buffer_new(device, bytes, &w.buffer, err);
         if (status)
             return status;
-        widen(w.buffer.data, matrix, n);
-        w.dtype = BML_F32;
+        convert_job job = {matrix, w.buffer.data, dtype, n};
+        bml_pool_run(pool, convert_part, &job);
         w.owned = true;
     }
+    bml_cpu_device_note(device, &w);
     *weight = w;
     return BML_OK;
 }
@@ -103,7 +167,6 @@ void bml_cpu_weight_free(bml_device *device, bml_weight *weight)
 
 bml_status bml_cpu_queue_new(bml_device *device, int n_threads, bml_queue **out, bml_error *err)
 {
-    (void)device;
     bml_queue *queue = bml_calloc(1, sizeof *queue);
     if (!queue)
         return bml_fail_memory(err, sizeof *queue, "a queue");
@@ -112,6 +175,7 @@ bml_status bml_cpu_queue_new(bml_device *device, int n_threads, bml_queue **out,
         free(queue);
         return status;
     }
+    queue->device = device;
     *out = queue;
     return BML_OK;
 }
@@ -121,7 +185,7 @@ void bml_cpu_queue_free(bml_queue *queue)
     if (!queue)
         return;
     bml_pool_free(queue->pool);
-    free(queue->scratch);
+    free(queue->memory);
     free(queue);
 }
 
@@ -146,27 +210,43 @@ bml_status bml_cpu_download(bml_queue *queue, void *to, const bml_buffer *from, 
     return BML_OK;
 }
 
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
 bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
 {
-    size_t n_scores = (size_t)batch->n_tokens; /* the longest row of attention scores */
-    for (int t = 0; t < batch->n_tokens; t++)
+    size_t n_tokens = (size_t)batch->n_tokens, width = queue->device->max_width;
+    size_t n_scores = n_tokens; /* the longest row of attention scores */
+    for (size_t t = 0; t < n_tokens; t++)
         if ((size_t)batch->position[t] >= n_scores)
             n_scores = (size_t)batch->position[t] + 1;
-    size_t bytes = n_scores * sizeof(float);
-    if (bytes < BML_CPU_PACK_BYTES)
-        bytes = BML_CPU_PACK_BYTES;
-    bytes = (bytes + 63) & ~(size_t)63;
-    if (bytes > queue->scratch_bytes) {
-        size_t total;
-        char *scratch = NULL;
-        if (bml_mul_size(bytes, (size_t)bml_pool_threads(queue->pool), &total))
-            scratch = aligned_alloc(64, total);
-        if (!scratch)
+
+    /* A thread's share: scratch (scores, or packed weights), the rows that it prepares for itself
+     * as float32 and as int8, and its candidates for argmax. Sizes are those of a config, checked
+     * when it was read: their sums and products fit easily. */
+    size_t scratch = round_up(n_scores * sizeof(float));
+    if (scratch < BML_CPU_PACK_BYTES)
+        scratch = BML_CPU_PACK_BYTES;
+    size_t own_quantized = round_up(BML_CPU_OWN_ROWS * width * sizeof(float)) + scratch;
+    size_t best = own_quantized + BML_CPU_OWN_ROWS * bml_quant_row_bytes(width);
+    size_t each = round_up(best + (size_t)batch->n_rows * sizeof(bml_best));
+    size_t shared = each * (size_t)bml_pool_threads(queue->pool);
+    size_t bytes = shared + n_tokens * bml_quant_row_bytes(width);
+    if (bytes > queue->bytes) {
+        char *memory = aligned_alloc(64, round_up(bytes));
+        if (!memory)
             return bml_fail_memory(err, bytes, "the threads' scratch memory");
-        free(queue->scratch);
-        queue->scratch = scratch;
-        queue->scratch_bytes = bytes;
+        free(queue->memory);
+        queue->memory = memory;
+        queue->bytes = bytes;
     }
+    queue->bytes_each = each;
+    queue->own_rows_at = scratch;
+    queue->own_quantized_at = own_quantized;
+    queue->best_at = best;
+    queue->quantized = queue->memory + shared;
     queue->batch = batch;
     return BML_OK;
 }

@@ -6,8 +6,17 @@
 
 bml_status bml_cpu_open(bml_device **device, bml_error *err);
 void bml_cpu_close(bml_device *device);
-bml_status bml_cpu_weight_new(bml_device *device, const bml_matrix *matrix, bool out_in,
-                              bml_weight_format format, bml_weight *weight, bml_error *err);
+
+/* Weights in a row-major format: mapped as they are, or converted. */
+bml_status bml_cpu_weight_rows(bml_device *device, const bml_matrix *matrix, bool out_in,
+                               bml_weight_format format, bml_weight *weight, bml_error *err);
+
+/* The pool that packs weights. */
+bml_status bml_cpu_device_pool(bml_device *device, bml_pool **pool, bml_error *err);
+
+/* Notes the width of a weight that kernels may meet. */
+void bml_cpu_device_note(bml_device *device, const bml_weight *weight);
+
 void bml_cpu_weight_free(bml_device *device, bml_weight *weight);
 bml_status bml_cpu_buffer_new(bml_device *device, size_t bytes, bml_buffer *buffer, bml_error *err);
 void bml_cpu_buffer_free(bml_device *device, bml_buffer *buffer);

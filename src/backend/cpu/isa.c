@@ -7,7 +7,7 @@
 
 extern const bml_backend bml_cpu_base_backend;
 #ifdef __x86_64__
-extern const bml_backend bml_cpu_avx2_backend, bml_cpu_avx512_backend;
+extern const bml_backend bml_cpu_avx2_backend, bml_cpu_avx512_backend, bml_cpu_avx512vnni_backend;
 
 /* clang 14's __builtin_cpu_supports does not know f16c. */
 static bool has_f16c(void)
@@ -24,10 +24,12 @@ const bml_backend *bml_cpu_backend(bml_cpu_isa isa)
     if (isa == BML_CPU_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         has_f16c())
         return &bml_cpu_avx2_backend;
-    if (isa == BML_CPU_AVX512 && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (isa == BML_CPU_AVX512 && avx512)
         return &bml_cpu_avx512_backend;
+    if (isa == BML_CPU_AVX512VNNI && avx512 && __builtin_cpu_supports("avx512vnni"))
+        return &bml_cpu_avx512vnni_backend;
 #endif
     return isa == BML_CPU_BASE ? &bml_cpu_base_backend : NULL;
 }

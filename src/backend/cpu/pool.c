@@ -25,6 +25,10 @@ struct bml_pool {
     _Atomic bool caller_sleeping, stop;
     void (*work)(void *context, int part, int n_parts);
     void *context;
+    _Atomic int n_arrived;          /* parts at the barrier */
+    _Atomic unsigned barrier_epoch; /* one more for every barrier passed */
+    _Atomic int barrier_sleepers;
+    pthread_cond_t barrier_passed;
 };
 
 typedef struct worker {
@@ -121,6 +125,37 @@ void bml_pool_run(bml_pool *pool, void (*work)(void *context, int part, int n_pa
     }
 }
 
+static bool barrier_is_passed(bml_pool *pool, unsigned seen)
+{
+    return atomic_load_explicit(&pool->barrier_epoch, memory_order_acquire) != seen;
+}
+
+void bml_pool_barrier(bml_pool *pool)
+{
+    if (pool->n_threads == 1)
+        return;
+    unsigned seen = atomic_load_explicit(&pool->barrier_epoch, memory_order_relaxed);
+    if (atomic_fetch_add(&pool->n_arrived, 1) == pool->n_threads - 1) {
+        atomic_store_explicit(&pool->n_arrived, 0, memory_order_relaxed);
+        atomic_fetch_add(&pool->barrier_epoch, 1);
+        if (atomic_load(&pool->barrier_sleepers)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_broadcast(&pool->barrier_passed);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+        return;
+    }
+    SPIN_UNTIL(barrier_is_passed(pool, seen));
+    if (!barrier_is_passed(pool, seen)) {
+        pthread_mutex_lock(&pool->mutex);
+        atomic_fetch_add(&pool->barrier_sleepers, 1);
+        while (!barrier_is_passed(pool, seen))
+            pthread_cond_wait(&pool->barrier_passed, &pool->mutex);
+        atomic_fetch_sub(&pool->barrier_sleepers, 1);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+}
+
 bml_status bml_pool_new(int n_threads, bml_pool **out, bml_error *err)
 {
     if (n_threads == 0)
@@ -140,6 +175,7 @@ bml_status bml_pool_new(int n_threads, bml_pool **out, bml_error *err)
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->job_ready, NULL);
     pthread_cond_init(&pool->job_done, NULL);
+    pthread_cond_init(&pool->barrier_passed, NULL);
     for (int part = 1; part < n_threads; part++) {
         worker *w = bml_calloc(1, sizeof *w);
         if (w)
@@ -168,6 +204,7 @@ void bml_pool_free(bml_pool *pool)
         pthread_join(pool->threads[i], NULL);
     pthread_cond_destroy(&pool->job_ready);
     pthread_cond_destroy(&pool->job_done);
+    pthread_cond_destroy(&pool->barrier_passed);
     pthread_mutex_destroy(&pool->mutex);
     free(pool->threads);
     free(pool);

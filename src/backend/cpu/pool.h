@@ -16,6 +16,9 @@ int bml_pool_threads(const bml_pool *pool);
 void bml_pool_run(bml_pool *pool, void (*work)(void *context, int part, int n_parts),
                   void *context);
 
+/* Inside WORK: returns once every part of the job has called it. */
+void bml_pool_barrier(bml_pool *pool);
+
 /* How many threads make sense here: the affinity mask, limited by the cgroup's CPU quota. */
 int bml_cpu_count(void);
 

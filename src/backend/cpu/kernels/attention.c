@@ -95,6 +95,26 @@ void KERNEL(attention)(bml_queue *queue, bml_buffer *out, const bml_buffer *q, c
 
 /* ---- cached -----------------------------------------------------------------------------------*/
 
+void KERNEL(attend)(float *out, const float *q, const bml_kv_cache *cache, int layer, int32_t slot,
+                    int32_t position, size_t head, float scale, float *scores)
+{
+    size_t d = (size_t)cache->head_dim, n = (size_t)position + 1;
+    size_t row = (size_t)slot * (size_t)cache->n_head + head;
+    size_t offset = row * (size_t)cache->n_ctx * d * bml_dtype_size(cache->dtype);
+    const void *k = (const char *)cache->k[layer].data + offset;
+    const void *v = (const char *)cache->v[layer].data + offset;
+    switch (cache->dtype) {
+    case BML_F32:
+        query(BML_F32, out, q, k, v, n, d, scale, scores);
+        break;
+    case BML_BF16:
+        query(BML_BF16, out, q, k, v, n, d, scale, scores);
+        break;
+    default:
+        query(BML_F16, out, q, k, v, n, d, scale, scores);
+    }
+}
+
 typedef struct cached_job {
     float *out;
     const float *q;
@@ -104,36 +124,17 @@ typedef struct cached_job {
     bml_queue *queue;
 } cached_job;
 
-static inline __attribute__((always_inline)) void
-cached_queries(const cached_job *j, bml_dtype dtype, int part, int n_parts)
-{
-    const bml_kv_cache *cache = j->cache;
-    const bml_batch *batch = j->queue->batch;
-    float *scores = bml_cpu_scratch(j->queue, part);
-    size_t n_tokens = (size_t)batch->n_tokens, n_head = (size_t)cache->n_head;
-    size_t d = (size_t)cache->head_dim;
-    for (size_t at = (size_t)part; at < n_head * n_tokens; at += (size_t)n_parts) {
-        size_t head = at / n_tokens, t = at % n_tokens;
-        size_t offset = ((size_t)batch->slot[t] * n_head + head) * (size_t)cache->n_ctx * d *
-                        bml_dtype_size(dtype);
-        query(dtype, j->out + at * d, j->q + at * d, (const char *)cache->k[j->layer].data + offset,
-              (const char *)cache->v[j->layer].data + offset, (size_t)batch->position[t] + 1, d,
-              j->scale, scores);
-    }
-}
-
 static void cached_part(void *context, int part, int n_parts)
 {
     const cached_job *j = context;
-    switch (j->cache->dtype) {
-    case BML_F32:
-        cached_queries(j, BML_F32, part, n_parts);
-        break;
-    case BML_BF16:
-        cached_queries(j, BML_BF16, part, n_parts);
-        break;
-    default:
-        cached_queries(j, BML_F16, part, n_parts);
+    const bml_batch *batch = j->queue->batch;
+    size_t n_tokens = (size_t)batch->n_tokens, d = (size_t)j->cache->head_dim;
+    size_t n = (size_t)j->cache->n_head * n_tokens;
+    for (size_t at = (size_t)part; at < n; at += (size_t)n_parts) {
+        size_t t = at % n_tokens;
+        KERNEL(attend)
+        (j->out + at * d, j->q + at * d, j->cache, j->layer, batch->slot[t], batch->position[t],
+         at / n_tokens, j->scale, bml_cpu_scratch(j->queue, part));
     }
 }
 

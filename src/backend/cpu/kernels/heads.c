@@ -47,18 +47,23 @@ static void store_as(bml_dtype dtype, void *to, size_t at, const float *from, si
         half[i] = dtype == BML_BF16 ? bml_f32_to_bf16(from[i]) : bml_f32_to_f16(from[i]);
 }
 
+void KERNEL(cache_store)(const bml_kv_cache *cache, void *to, int32_t slot, int32_t position,
+                         size_t head, const float *from)
+{
+    size_t d = (size_t)cache->head_dim, row = (size_t)slot * (size_t)cache->n_head + head;
+    store_as(cache->dtype, to, (row * (size_t)cache->n_ctx + (size_t)position) * d, from, d);
+}
+
 static void append_tokens(const void *context, size_t begin, size_t end)
 {
     const append_job *j = context;
-    const bml_kv_cache *cache = j->cache;
-    size_t d = (size_t)cache->head_dim, n_tokens = (size_t)j->batch->n_tokens;
+    size_t d = (size_t)j->cache->head_dim, n_tokens = (size_t)j->batch->n_tokens;
     for (size_t t = begin; t < end; t++)
-        for (size_t h = 0; h < (size_t)cache->n_head; h++) {
-            size_t head = (size_t)j->batch->slot[t] * (size_t)cache->n_head + h;
-            size_t at = (head * (size_t)cache->n_ctx + (size_t)j->batch->position[t]) * d;
+        for (size_t h = 0; h < (size_t)j->cache->n_head; h++) {
+            int32_t slot = j->batch->slot[t], position = j->batch->position[t];
             size_t from = (h * n_tokens + t) * d;
-            store_as(cache->dtype, j->k_cache, at, j->k + from, d);
-            store_as(cache->dtype, j->v_cache, at, j->v + from, d);
+            KERNEL(cache_store)(j->cache, j->k_cache, slot, position, h, j->k + from);
+            KERNEL(cache_store)(j->cache, j->v_cache, slot, position, h, j->v + from);
         }
 }
 

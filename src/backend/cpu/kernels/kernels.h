@@ -7,6 +7,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels/vec.h"
+#include "backend/cpu/quant.h"
 
 #define BML_PASTE(isa, name) bml_cpu_##isa##_##name
 #define BML_PASTE_ISA(isa, name) BML_PASTE(isa, name)
@@ -40,7 +41,40 @@ void KERNEL(argmax)(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits,
                     int n_cols, int n_valid);
 bml_status KERNEL(measure)(bml_queue *queue, bml_limits *limits, bml_error *err);
 
-/* One row of softmax in place; shared by the softmax and attention kernels. */
+/* Makes a weight of any format; the rest of the backend's functions are in device.c. */
+bml_status KERNEL(weight_new)(bml_device *device, const bml_matrix *matrix, bool out_in,
+                              bml_weight_format format, bml_weight *weight, bml_error *err);
+
+/* The whole pass at once. */
+void KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+                     bml_activations *activations, bml_kv_cache *cache, int n_valid);
+
+/* ---- what kernels share with the fused pass ---- */
+
+/* One row of activations to int8. */
+void KERNEL(quantize_row)(const float *x, size_t n_in, bml_quant_row row);
+
+/* out [n_embd] = wte[token] + wpe[position] */
+void KERNEL(embedding_row)(float *out, const bml_weight *wte, const bml_weight *wpe, int32_t token,
+                           int32_t position);
+
+/* One row of layernorm; bias may be NULL. */
+void KERNEL(layernorm_row)(float *out, const float *x, const float *weight, const float *bias,
+                           size_t n, float epsilon);
+
+/* One token's keys or values, rows of D floats H apart by STRIDE, into its slot and position. */
+void KERNEL(cache_store)(const bml_kv_cache *cache, void *to, int32_t slot, int32_t position,
+                         size_t head, const float *from);
+
+/* One query of one head against its slot's cache up to and including POSITION; SCORES has room for
+ * that many floats. */
+void KERNEL(attend)(float *out, const float *q, const bml_kv_cache *cache, int layer, int32_t slot,
+                    int32_t position, size_t head, float scale, float *scores);
+
+/* argmax over n logits. */
+int32_t KERNEL(argmax_row)(const float *logits, size_t n);
+
+/* One row of softmax in place. */
 void KERNEL(softmax_row)(float *x, size_t n);
 
 /* Runs BODY(context, begin, end) over 0..n, split over the pool in multiples of GRAIN; on the

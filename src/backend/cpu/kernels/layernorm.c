@@ -36,20 +36,24 @@ static double sum_of(const float *x, size_t n, double shift, bool squared)
     return sum;
 }
 
+void KERNEL(layernorm_row)(float *out, const float *x, const float *weight, const float *bias,
+                           size_t n, float epsilon)
+{
+    double mean = sum_of(x, n, 0, false) / (double)n;
+    double variance = sum_of(x, n, mean, true) / (double)n;
+    double scale = 1 / sqrt(variance + (double)epsilon);
+    for (size_t i = 0; i < n; i++) {
+        float y = (float)((x[i] - mean) * scale) * weight[i];
+        out[i] = bias ? y + bias[i] : y;
+    }
+}
+
 static void rows(const void *context, size_t begin, size_t end)
 {
     const job *j = context;
-    size_t n = j->n_embd;
     for (size_t r = begin; r < end; r++) {
-        const float *x = j->x + (j->row ? (size_t)j->row[r] : r) * n;
-        float *out = j->out + r * n;
-        double mean = sum_of(x, n, 0, false) / (double)n;
-        double variance = sum_of(x, n, mean, true) / (double)n;
-        double scale = 1 / sqrt(variance + (double)j->epsilon);
-        for (size_t i = 0; i < n; i++) {
-            float y = (float)((x[i] - mean) * scale) * j->weight[i];
-            out[i] = j->bias ? y + j->bias[i] : y;
-        }
+        const float *x = j->x + (j->row ? (size_t)j->row[r] : r) * j->n_embd;
+        KERNEL(layernorm_row)(j->out + r * j->n_embd, x, j->weight, j->bias, j->n_embd, j->epsilon);
     }
 }
 

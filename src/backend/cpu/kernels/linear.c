@@ -1,222 +1,70 @@
 /*
- * linear: out = x W + bias with W stored [in, out], the layout of Hugging Face's Conv1D.
- *
- * Every output is one chain of fused multiply-adds over the inputs in order, beginning with the
- * bias: its bits do not depend on the batch, on blocking or on threads. Two ways through memory:
- *   stream  few tokens: W is read once, row by row, and the outputs stay in the first-level cache;
- *   blocked many tokens: panels of W are packed (and widened) once, and register tiles of
- *           TILE_ROWS tokens x TILE_VECS vectors run over them.
+ * linear and linear_transposed: out = x W + bias, on the way that fits how W is held. Row-major
+ * weights differ in layout; packed ones (backend/cpu/quant.h) no longer do.
  */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/linear.h"
 
-enum {
-#if VL == 16 /* 32 registers: 24 accumulators */
-    TILE_ROWS = 12,
-#else /* 16 registers: 12 accumulators */
-    TILE_ROWS = 6,
-#endif
-    TILE_VECS = 2,
-    TILE_COLS = TILE_VECS * VL,
-    PANELS = 4,          /* panels packed at a time: a tile of x is used for all of them */
-    DEPTH = 512,         /* inputs packed at a time */
-    STREAM_TOKENS = 8,   /* at most this many tokens are streamed */
-    STREAM_FLOATS = 4096 /* outputs that stay in the first-level cache */
-};
-_Static_assert(PANELS *TILE_COLS *DEPTH * sizeof(float) <= BML_CPU_PACK_BYTES, "scratch");
+#include "backend/cpu/quant.h"
 
-typedef struct job {
-    float *out;
-    const float *x, *bias;
-    const bml_weight *w;
-    size_t n_tokens, n_in, n_out;
-    bml_queue *queue;
-} job;
-
-static inline float *out_at(const job *j, size_t token, size_t col)
+void KERNEL(linear_cols)(const bml_linear_job *j, size_t begin, size_t end, float *scratch)
 {
-    return j->out + token * j->n_out + col;
-}
-
-static void begin_with_bias(const job *j, size_t begin, size_t end)
-{
-    for (size_t t = 0; t < j->n_tokens; t++)
-        if (j->bias)
-            memcpy(out_at(j, t, begin), j->bias + begin, (end - begin) * sizeof(float));
-        else
-            memset(out_at(j, t, begin), 0, (end - begin) * sizeof(float));
-}
-
-/* ---- stream -----------------------------------------------------------------------------------*/
-
-/* Columns begin..end of every output, four rows of W at a time. */
-static inline __attribute__((always_inline)) void stream_cols(const job *j, bml_dtype dtype,
-                                                              size_t begin, size_t end)
-{
-    const char *w = j->w->buffer.data;
-    size_t row_bytes = j->n_out * bml_dtype_size(dtype);
-    for (size_t i = 0; i < j->n_in; i += 4) {
-        const void *row[4];
-        size_t n_rows = j->n_in - i < 4 ? j->n_in - i : 4;
-        for (size_t r = 0; r < n_rows; r++)
-            row[r] = w + (i + r) * row_bytes;
-        size_t col = begin;
-        if (n_rows == 4)
-            for (; col + VL <= end; col += VL) {
-                vf w0 = vf_load_as(dtype, row[0], col), w1 = vf_load_as(dtype, row[1], col);
-                vf w2 = vf_load_as(dtype, row[2], col), w3 = vf_load_as(dtype, row[3], col);
-                for (size_t t = 0; t < j->n_tokens; t++) {
-                    const float *x = j->x + t * j->n_in + i;
-                    float *out = out_at(j, t, col);
-                    vf y = vf_load(out);
-                    y = vf_fma(vf_set1(x[0]), w0, y);
-                    y = vf_fma(vf_set1(x[1]), w1, y);
-                    y = vf_fma(vf_set1(x[2]), w2, y);
-                    vf_store(out, vf_fma(vf_set1(x[3]), w3, y));
-                }
-            }
-        for (; col < end; col += VL) {
-            int n = end - col < VL ? (int)(end - col) : VL;
-            for (size_t t = 0; t < j->n_tokens; t++) {
-                float *out = out_at(j, t, col);
-                vf y = n < VL ? vf_load_n(out, n) : vf_load(out);
-                for (size_t r = 0; r < n_rows; r++) {
-                    vf wr = n < VL ? vf_load_as_n(dtype, row[r], col, n)
-                                   : vf_load_as(dtype, row[r], col);
-                    y = vf_fma(vf_set1(j->x[t * j->n_in + i + r]), wr, y);
-                }
-                if (n < VL)
-                    vf_store_n(out, y, n);
-                else
-                    vf_store(out, y);
-            }
-        }
-    }
-}
-
-static void stream_part(const job *j, size_t begin, size_t end)
-{
-    begin_with_bias(j, begin, end);
-    size_t block = STREAM_FLOATS / j->n_tokens;
-    for (size_t col = begin; col < end; col += block) {
-        size_t stop = end - col < block ? end : col + block;
-        switch (j->w->dtype) {
-        case BML_F32:
-            stream_cols(j, BML_F32, col, stop);
-            break;
-        case BML_BF16:
-            stream_cols(j, BML_BF16, col, stop);
-            break;
-        default:
-            stream_cols(j, BML_F16, col, stop);
-        }
-    }
-}
-
-/* ---- blocked ----------------------------------------------------------------------------------*/
-
-/* W[row .. row+depth, col .. col+TILE_COLS] as float32, zeros past the last column. */
-static void pack_panel(const job *j, size_t row, size_t depth, size_t col, float *panel)
-{
-    bml_dtype dtype = j->w->dtype;
-    for (size_t i = 0; i < depth; i++, panel += TILE_COLS) {
-        const void *w =
-            (const char *)j->w->buffer.data + (row + i) * j->n_out * bml_dtype_size(dtype);
-        for (size_t v = 0; v < TILE_VECS; v++) {
-            size_t at = col + v * VL;
-            int n = at >= j->n_out ? 0 : j->n_out - at < VL ? (int)(j->n_out - at) : VL;
-            vf packed = {0};
-            if (n == VL)
-                packed = vf_load_as(dtype, w, at);
-            else if (n)
-                packed = vf_load_as_n(dtype, w, at, n);
-            vf_store(panel + v * VL, packed);
-        }
-    }
-}
-
-/* Adds depth inputs to a tile of up to ROWS tokens (n_rows of them real) x TILE_COLS outputs. */
-static inline __attribute__((always_inline)) void tile(const job *j, size_t rows, size_t n_rows,
-                                                       size_t token, size_t row, size_t depth,
-                                                       size_t col, const float *panel)
-{
-    vf acc[TILE_ROWS][TILE_VECS];
-    const float *x[TILE_ROWS];
-    int n[TILE_VECS]; /* columns of each vector that exist */
-    for (size_t v = 0; v < TILE_VECS; v++) {
-        size_t at = col + v * VL;
-        n[v] = at >= j->n_out ? 0 : j->n_out - at < VL ? (int)(j->n_out - at) : VL;
-    }
-    for (size_t r = 0; r < rows; r++) {
-        size_t t = token + (r < n_rows ? r : n_rows - 1);
-        x[r] = j->x + t * j->n_in + row;
-        for (size_t v = 0; v < TILE_VECS; v++) {
-            const float *out = out_at(j, t, col + v * VL);
-            acc[r][v] = n[v] == VL ? vf_load(out) : n[v] ? vf_load_n(out, n[v]) : (vf){0};
-        }
-    }
-    for (size_t i = 0; i < depth; i++, panel += TILE_COLS) {
-        vf w[TILE_VECS];
-        for (size_t v = 0; v < TILE_VECS; v++)
-            w[v] = vf_load(panel + v * VL);
-        for (size_t r = 0; r < rows; r++) {
-            vf xi = vf_set1(x[r][i]);
-            for (size_t v = 0; v < TILE_VECS; v++)
-                acc[r][v] = vf_fma(xi, w[v], acc[r][v]);
-        }
-    }
-    for (size_t r = 0; r < rows && r < n_rows; r++)
-        for (size_t v = 0; v < TILE_VECS; v++) {
-            float *out = out_at(j, token + r, col + v * VL);
-            if (n[v] == VL)
-                vf_store(out, acc[r][v]);
-            else if (n[v])
-                vf_store_n(out, acc[r][v], n[v]);
-        }
-}
-
-static void blocked_part(const job *j, size_t begin, size_t end, float *panels)
-{
-    begin_with_bias(j, begin, end);
-    for (size_t col = begin; col < end; col += PANELS * TILE_COLS)
-        for (size_t row = 0; row < j->n_in; row += DEPTH) {
-            size_t depth = j->n_in - row < DEPTH ? j->n_in - row : DEPTH;
-            size_t n_panels = 0;
-            for (; n_panels < PANELS && col + n_panels * TILE_COLS < end; n_panels++)
-                pack_panel(j, row, depth, col + n_panels * TILE_COLS,
-                           panels + n_panels * DEPTH * TILE_COLS);
-            for (size_t t = 0; t < j->n_tokens; t += TILE_ROWS) {
-                size_t n_rows = j->n_tokens - t < TILE_ROWS ? j->n_tokens - t : TILE_ROWS;
-                for (size_t p = 0; p < n_panels; p++) {
-                    const float *panel = panels + p * DEPTH * TILE_COLS;
-                    size_t c = col + p * TILE_COLS;
-                    if (n_rows > TILE_ROWS * 2 / 3)
-                        tile(j, TILE_ROWS, n_rows, t, row, depth, c, panel);
-                    else if (n_rows > TILE_ROWS / 3)
-                        tile(j, TILE_ROWS * 2 / 3, n_rows, t, row, depth, c, panel);
-                    else
-                        tile(j, TILE_ROWS / 3, n_rows, t, row, depth, c, panel);
-                }
-            }
-        }
-}
-
-static void part(void *context, int part_index, int n_parts)
-{
-    const job *j = context;
-    size_t begin, end;
-    bml_split(j->n_out, TILE_COLS, part_index, n_parts, &begin, &end);
     if (begin == end)
         return;
-    if (j->n_tokens <= STREAM_TOKENS)
-        stream_part(j, begin, end);
+    if (bml_is_packed(j->w->format))
+        KERNEL(linear_packed)(j, begin, end);
+    else if (j->w->out_in)
+        KERNEL(linear_dots)(j, begin, end);
     else
-        blocked_part(j, begin, end, bml_cpu_scratch(j->queue, part_index));
+        KERNEL(linear_rows)(j, begin, end, scratch);
+}
+
+size_t KERNEL(linear_grain)(const bml_weight *w)
+{
+    return bml_is_packed(w->format) || w->out_in ? 2 * BML_TILE : 4 * BML_TILE;
+}
+
+typedef struct pool_job {
+    bml_linear_job linear;
+    bml_queue *queue;
+} pool_job;
+
+static void quantize_part(void *context, int part, int n_parts)
+{
+    const bml_linear_job *j = &((pool_job *)context)->linear;
+    size_t begin, end;
+    bml_split(j->n_tokens, 1, part, n_parts, &begin, &end);
+    for (size_t t = begin; t < end; t++)
+        KERNEL(quantize_row)
+        (j->x + t * j->n_in, j->n_in, bml_quant_row_at(j->quantized, j->n_in, t));
+}
+
+static void cols_part(void *context, int part, int n_parts)
+{
+    const pool_job *j = context;
+    size_t begin, end;
+    bml_split(j->linear.n_out, KERNEL(linear_grain)(j->linear.w), part, n_parts, &begin, &end);
+    KERNEL(linear_cols)(&j->linear, begin, end, bml_cpu_scratch(j->queue, part));
+}
+
+void KERNEL(linear_run)(bml_queue *queue, bml_linear_job *job)
+{
+    pool_job j = {*job, queue};
+    if (bml_is_packed(job->w->format)) {
+        j.linear.quantized = queue->quantized;
+        bml_pool_run(queue->pool, quantize_part, &j);
+    }
+    bml_pool_run(queue->pool, cols_part, &j);
 }
 
 void KERNEL(linear)(bml_queue *queue, bml_buffer *out, const bml_buffer *x, const bml_weight *w,
                     const bml_buffer *bias, int n_tokens)
 {
-    job j = {out->data,        x->data,         bias->data,       w,
-             (size_t)n_tokens, (size_t)w->n_in, (size_t)w->n_out, queue};
-    bml_pool_run(queue->pool, part, &j);
+    bml_linear_job j = bml_linear_job_of(out->data, x->data, w, bias, (size_t)n_tokens);
+    KERNEL(linear_run)(queue, &j);
+}
+
+void KERNEL(linear_transposed)(bml_queue *queue, bml_buffer *out, const bml_buffer *x,
+                               const bml_weight *w, const bml_buffer *bias, int n_tokens)
+{
+    KERNEL(linear)(queue, out, x, w, bias, n_tokens);
 }

@@ -1,12 +1,12 @@
 /* The backend with this instruction set's kernels: the only symbol the rest of the library sees. */
-#include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/device.h"
+#include "backend/cpu/kernels/kernels.h"
 
 const bml_backend KERNEL(backend) = {
     .name = "cpu",
     .open = bml_cpu_open,
     .close = bml_cpu_close,
-    .weight_new = bml_cpu_weight_new,
+    .weight_new = KERNEL(weight_new),
     .weight_free = bml_cpu_weight_free,
     .buffer_new = bml_cpu_buffer_new,
     .buffer_free = bml_cpu_buffer_free,
@@ -31,5 +31,6 @@ const bml_backend KERNEL(backend) = {
     .residual_add = KERNEL(residual_add),
     .gelu = KERNEL(gelu),
     .argmax = KERNEL(argmax),
+    .forward = KERNEL(forward),
     .measure = KERNEL(measure),
 };

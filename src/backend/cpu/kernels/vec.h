@@ -139,6 +139,11 @@ static inline vf vf_min(vf a, vf b)
     return vf_select(a < b, a, b);
 }
 
+static inline vf vf_abs(vf v)
+{
+    return (vf)((vi)v & 0x7fffffff);
+}
+
 /* Halves are added to halves, so that the order is the same everywhere and the tree is shallow. */
 static inline float vf_sum(vf v)
 {
@@ -156,6 +161,97 @@ static inline float vf_hmax(vf v)
     for (int i = 1; i < VL; i++)
         max = v[i] > max ? v[i] : max;
     return max;
+}
+
+/* The lanes, which must fit, as int8. */
+static inline void vi_store_int8(int8_t *p, vi v)
+{
+    typedef int8_t vb __attribute__((vector_size(VL)));
+    vb narrow = __builtin_convertvector(v, vb);
+    memcpy(p, &narrow, sizeof narrow);
+}
+
+static inline vi vi_load(const void *p)
+{
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline vf vf_from_int8(const int8_t *p)
+{
+    typedef int8_t vb __attribute__((vector_size(VL)));
+    vb narrow;
+    memcpy(&narrow, p, sizeof narrow);
+    return __builtin_convertvector(narrow, vf);
+}
+
+/*
+ * Integer dot products: every lane of ACC gains the sum of four products, weight bytes (unsigned)
+ * times the four int8 in X4. vi_dot4_start(correction) is what a sum starts from, correction being
+ * -128 times the sum of the int8 values: the total is then the product with (byte - 128).
+ */
+#if defined(__ARM_FEATURE_DOTPROD)
+static inline vi vi_dot4(vi acc, vi w, int32_t x4)
+{
+    int8x16_t centred = (int8x16_t)(w ^ (int32_t)0x80808080);
+    return (vi)vdotq_s32((int32x4_t)acc, centred, (int8x16_t)vdupq_n_s32(x4));
+}
+
+static inline vi vi_dot4_start(int32_t correction)
+{
+    (void)correction;
+    return (vi){0};
+}
+#else
+static inline vi vi_dot4(vi acc, vi w, int32_t x4)
+{
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x4));
+#else
+    /* Even and odd bytes as 16-bit numbers: no product or sum of two can overflow. */
+    typedef int16_t vs __attribute__((vector_size(4 * VL)));
+    vs x = (vs)(x4 - (vi){0}), x_even = (x << 8) >> 8, x_odd = x >> 8;
+    vs w_even = (vs)w & 0xff, w_odd = ((vs)w >> 8) & 0xff;
+#if VL == 16
+    return acc + (vi)_mm512_madd_epi16((__m512i)w_even, (__m512i)x_even) +
+           (vi)_mm512_madd_epi16((__m512i)w_odd, (__m512i)x_odd);
+#elif VL == 8
+    return acc + (vi)_mm256_madd_epi16((__m256i)w_even, (__m256i)x_even) +
+           (vi)_mm256_madd_epi16((__m256i)w_odd, (__m256i)x_odd);
+#else
+    for (int i = 0; i < VL; i++)
+        acc[i] += w_even[2 * i] * x_even[2 * i] + w_even[2 * i + 1] * x_even[2 * i + 1] +
+                  w_odd[2 * i] * x_odd[2 * i] + w_odd[2 * i + 1] * x_odd[2 * i + 1];
+    return acc;
+#endif
+#endif
+}
+
+static inline vi vi_dot4_start(int32_t correction)
+{
+    return correction - (vi){0};
+}
+#endif
+
+/* Each byte, 0 to 15, replaced by its entry in a table of 16. */
+static inline vi vi_lookup16(const uint8_t table[16], vi index)
+{
+#if VL == 16
+    __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    return (vi)_mm512_shuffle_epi8(t, (__m512i)index);
+#elif VL == 8
+    __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return (vi)_mm256_shuffle_epi8(t, (__m256i)index);
+#elif defined(__aarch64__)
+    return (vi)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)index);
+#else
+    uint8_t bytes[4 * VL];
+    memcpy(bytes, &index, sizeof bytes);
+    for (int i = 0; i < 4 * VL; i++)
+        bytes[i] = table[bytes[i]];
+    return vi_load(bytes);
+#endif
 }
 
 /* Elements of a row stored as F32, BF16 or F16, as float32. */

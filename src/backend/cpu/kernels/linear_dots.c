@@ -1,11 +1,11 @@
 /*
- * linear_transposed: out = x W' + bias with W stored [out, in]: the tied head, and nn.Linear.
+ * out = x W' + bias with W stored [out, in]: the tied head, and nn.Linear.
  *
  * Every output is a dot product of two rows, summed in VL interleaved lanes that are added up at
  * the end: the same order for every batch, blocking and number of threads. Tiles of tokens x
  * outputs keep the sums in registers.
  */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/linear.h"
 
 enum {
     TILE_TOKENS = 4,
@@ -17,12 +17,7 @@ enum {
     BLOCK_BYTES = 384 << 10 /* of x that stay in the second-level cache */
 };
 
-typedef struct job {
-    float *out;
-    const float *x, *bias;
-    const bml_weight *w;
-    size_t n_tokens, n_in, n_out;
-} job;
+typedef bml_linear_job job;
 
 static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype dtype, size_t tokens,
                                                        size_t outs, size_t token, size_t o)
@@ -87,11 +82,8 @@ static inline __attribute__((always_inline)) void run(const job *j, bml_dtype dt
     }
 }
 
-static void part(void *context, int part_index, int n_parts)
+void KERNEL(linear_dots)(const bml_linear_job *j, size_t begin, size_t end)
 {
-    const job *j = context;
-    size_t begin, end;
-    bml_split(j->n_out, TILE_OUTS, part_index, n_parts, &begin, &end);
     switch (j->w->dtype) {
     case BML_F32:
         run(j, BML_F32, begin, end);
@@ -102,12 +94,5 @@ static void part(void *context, int part_index, int n_parts)
     default:
         run(j, BML_F16, begin, end);
     }
-}
-
-void KERNEL(linear_transposed)(bml_queue *queue, bml_buffer *out, const bml_buffer *x,
-                               const bml_weight *w, const bml_buffer *bias, int n_tokens)
-{
-    job j = {out->data,        x->data,         bias->data,      w,
-             (size_t)n_tokens, (size_t)w->n_in, (size_t)w->n_out};
-    bml_pool_run(queue->pool, part, &j);
+    bml_linear_finish_stored(j, begin, end);
 }

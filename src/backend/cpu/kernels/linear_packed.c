@@ -1,0 +1,158 @@
+/*
+ * out = x W + bias for the quantised formats (backend/cpu/quant.h): integer dot products inside a
+ * block, float32 sums over the blocks in order. Integers are exact, and the order of the float sums
+ * is fixed: the same bits for every batch, split and number of threads.
+ */
+#include "backend/cpu/kernels/linear.h"
+#include "backend/cpu/quant.h"
+
+enum {
+    VECS = BML_TILE / VL, /* vectors across a tile's outputs */
+#if VL == 16
+    TOKENS = 4, /* tokens and tiles that share each load */
+    TILES = 2
+#else
+    TOKENS = 2,
+    TILES = 1
+#endif
+};
+
+/* Four inputs of a block as vi_dot4 wants them. */
+static inline int32_t four(const int8_t *q, size_t at)
+{
+    int32_t x4;
+    memcpy(&x4, q + at, sizeof x4);
+    return x4;
+}
+
+#define FOR_EACH(index, n) _Pragma("GCC unroll 16") for (size_t index = 0; index < (n); index++)
+
+static inline void finish(const bml_linear_job *j, size_t token, size_t col, vf y)
+{
+    if (j->bias && col < j->n_out)
+        y += j->n_out - col < VL ? vf_load_n(j->bias + col, (int)(j->n_out - col))
+                                 : vf_load(j->bias + col);
+    bml_linear_finish(j, token, col, y);
+}
+
+static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *j, size_t tokens,
+                                                          size_t tiles, size_t token, size_t tile)
+{
+    size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q8, j->n_in);
+    const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
+    const char *q = w + bml_tile_header(BML_WEIGHTS_Q8, j->n_in);
+    bml_quant_row x[TOKENS];
+    vf acc[TOKENS][TILES][VECS];
+    FOR_EACH(t, tokens)
+    {
+        x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
+        FOR_EACH(n, tiles) FOR_EACH(v, VECS) acc[t][n][v] = (vf){0};
+    }
+    for (size_t b = 0; b < n_blocks; b++) {
+        vi dot[TOKENS][TILES][VECS];
+        FOR_EACH(t, tokens)
+        {
+            vi start = vi_dot4_start(x[t].correction[2 * b] + x[t].correction[2 * b + 1]);
+            FOR_EACH(n, tiles) FOR_EACH(v, VECS) dot[t][n][v] = start;
+        }
+        FOR_EACH(k, BML_BLOCK / 4) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
+        {
+            vi row = vi_load(q + n * tile_bytes + (b * (BML_BLOCK / 4) + k) * 64 + v * 4 * VL);
+            FOR_EACH(t, tokens)
+            dot[t][n][v] = vi_dot4(dot[t][n][v], row, four(x[t].q, b * BML_BLOCK + 4 * k));
+        }
+        FOR_EACH(n, tiles) FOR_EACH(v, VECS)
+        {
+            const uint16_t *scales = (const uint16_t *)(w + n * tile_bytes) + b * BML_TILE;
+            vf scale = vf_from_bf16(vh_load(scales + v * VL));
+            FOR_EACH(t, tokens)
+            acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf), scale * x[t].scale[b],
+                                  acc[t][n][v]);
+        }
+    }
+    FOR_EACH(t, tokens)
+    FOR_EACH(n, tiles) FOR_EACH(v, VECS)
+        finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
+}
+
+static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *j, size_t tokens,
+                                                          size_t tiles, size_t token, size_t tile)
+{
+    size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q4, j->n_in);
+    const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
+    const char *q = w + bml_tile_header(BML_WEIGHTS_Q4, j->n_in);
+    uint8_t table[16];
+    for (int i = 0; i < 16; i++)
+        table[i] = (uint8_t)(bml_q4_levels[i] + 128);
+    bml_quant_row x[TOKENS];
+    vf acc[TOKENS][TILES][VECS];
+    FOR_EACH(t, tokens)
+    {
+        x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
+        FOR_EACH(n, tiles) FOR_EACH(v, VECS) acc[t][n][v] = (vf){0};
+    }
+    for (size_t half = 0; half < 2 * n_blocks; half++) {
+        vi dot[TOKENS][TILES][VECS];
+        FOR_EACH(t, tokens)
+        {
+            vi start = vi_dot4_start(x[t].correction[half]);
+            FOR_EACH(n, tiles) FOR_EACH(v, VECS) dot[t][n][v] = start;
+        }
+        FOR_EACH(k, 4) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
+        {
+            vi row = vi_load(q + n * tile_bytes + (half * 4 + k) * 64 + v * 4 * VL);
+            vi low = vi_lookup16(table, row & 0x0f0f0f0f);
+            vi high = vi_lookup16(table, (row >> 4) & 0x0f0f0f0f);
+            FOR_EACH(t, tokens)
+            {
+                dot[t][n][v] = vi_dot4(dot[t][n][v], low, four(x[t].q, half * 32 + 8 * k));
+                dot[t][n][v] = vi_dot4(dot[t][n][v], high, four(x[t].q, half * 32 + 8 * k + 4));
+            }
+        }
+        FOR_EACH(n, tiles) FOR_EACH(v, VECS)
+        {
+            const int8_t *scales = (const int8_t *)(w + n * tile_bytes + BML_TILE * sizeof(float));
+            vf scale = vf_from_int8(scales + half * BML_TILE + v * VL);
+            FOR_EACH(t, tokens)
+            acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
+                                  scale * x[t].scale[half / 2], acc[t][n][v]);
+        }
+    }
+    FOR_EACH(t, tokens) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
+    {
+        vf row_scale = vf_load((const float *)(w + n * tile_bytes) + v * VL);
+        finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v] * row_scale);
+    }
+}
+
+typedef void tile_kernel(const bml_linear_job *j, size_t tokens, size_t tiles, size_t token,
+                         size_t tile);
+
+/* All tokens of one tile or of TILES: TOKENS at a time, then one by one. */
+static inline __attribute__((always_inline)) void
+all_tokens(const bml_linear_job *j, tile_kernel kernel, size_t tiles, size_t tile)
+{
+    size_t t = 0;
+    for (; t + TOKENS <= j->n_tokens; t += TOKENS)
+        kernel(j, TOKENS, tiles, t, tile);
+    for (; t < j->n_tokens; t++)
+        kernel(j, 1, tiles, t, tile);
+}
+
+static inline __attribute__((always_inline)) void
+all_tiles(const bml_linear_job *j, tile_kernel kernel, size_t tile, size_t last)
+{
+    for (; j->n_tokens >= TOKENS && tile + TILES <= last; tile += TILES)
+        all_tokens(j, kernel, TILES, tile);
+    for (; tile < last; tile++)
+        all_tokens(j, kernel, 1, tile);
+}
+
+void KERNEL(linear_packed)(const bml_linear_job *j, size_t begin, size_t end)
+{
+    size_t tile = begin / BML_TILE, last = bml_n_tiles(end);
+    if (j->w->format == BML_WEIGHTS_Q8)
+        all_tiles(j, tile_q8, tile, last);
+    else
+        all_tiles(j, tile_q4, tile, last);
+}

@@ -1,0 +1,241 @@
+/*
+ * The whole pass of src/gpt2/forward.c as one job of the thread pool: what the kernels do one by
+ * one, with the norm folded into the product behind it, bias, activation and residual into the end
+ * of the product before, and a barrier only where a thread needs what others have made. Threads
+ * split the columns of products and the heads or queries of attention; small things (norms and
+ * quantisation of a few rows) every thread does for itself, which is quicker than waiting.
+ */
+#include "backend/cpu/kernels/linear.h"
+
+typedef struct pass {
+    bml_queue *queue;
+    const bml_weights *w;
+    const bml_batch *batch;
+    bml_activations *a;
+    bml_kv_cache *cache;
+    int n_valid;
+    size_t n_embd, n_tokens, n_head, head_dim;
+} pass;
+
+/* A thread's view of the pass. */
+typedef struct worker {
+    const pass *p;
+    int part, n_parts;
+    float *scratch; /* see bml_cpu_begin */
+} worker;
+
+static void wait_for_all(const worker *w)
+{
+    bml_pool_barrier(w->p->queue->pool);
+}
+
+/* Rows that are made ready for a product: as floats or, for packed weights, as int8. */
+typedef struct input {
+    const float *x;
+    void *quantized;
+} input;
+
+/* Rows [0, n) of X, normed by NORM if there is one (through the batch's rows if OF_BATCH), where
+ * this thread can read them. */
+static input prepare(const worker *w, const float *x, size_t n_rows, size_t n_in,
+                     const bml_norm_weights *norm, bool of_batch, const bml_weight *weight)
+{
+    const pass *p = w->p;
+    bool own = n_rows <= BML_CPU_OWN_ROWS, packed = bml_is_packed(weight->format);
+    if (!norm && !packed)
+        return (input){x, NULL};
+    float *normed = own ? bml_cpu_own_rows(p->queue, w->part) : p->a->normed.data;
+    void *quantized = own ? bml_cpu_own_quantized(p->queue, w->part) : p->queue->quantized;
+    size_t begin = 0, end = n_rows;
+    if (!own)
+        bml_split(n_rows, 1, w->part, w->n_parts, &begin, &end);
+    for (size_t r = begin; r < end; r++) {
+        const float *row = x + (of_batch ? (size_t)p->batch->row[r] : r) * n_in;
+        if (norm) {
+            KERNEL(layernorm_row)
+            (normed + r * n_in, row, norm->weight.buffer.data, norm->bias.buffer.data, n_in,
+             p->w->config.layer_norm_epsilon);
+            row = normed + r * n_in;
+        }
+        if (packed)
+            KERNEL(quantize_row)(row, n_in, bml_quant_row_at(quantized, n_in, r));
+    }
+    if (!own)
+        wait_for_all(w);
+    return (input){norm ? normed : x, quantized};
+}
+
+static void multiply(const worker *w, bml_linear_job job, input in)
+{
+    size_t begin, end;
+    job.x = in.x;
+    job.quantized = in.quantized;
+    bml_split(job.n_out, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &begin, &end);
+    KERNEL(linear_cols)(&job, begin, end, w->scratch);
+}
+
+static bml_linear_job product(const worker *w, bml_buffer *out, const bml_linear_weights *l)
+{
+    return bml_linear_job_of(out->data, NULL, &l->w, &l->bias.buffer, w->p->n_tokens);
+}
+
+static void embed(const worker *w)
+{
+    const pass *p = w->p;
+    size_t begin, end;
+    bml_split(p->n_tokens, 1, w->part, w->n_parts, &begin, &end);
+    for (size_t t = begin; t < end; t++)
+        KERNEL(embedding_row)
+        ((float *)p->a->x.data + t * p->n_embd, &p->w->wte, &p->w->wpe, p->batch->token[t],
+         p->batch->position[t]);
+}
+
+/* Stores keys and values of one token and head, which lie in qkv. */
+static void store_kv(const pass *p, int layer, size_t t, size_t head)
+{
+    const float *k =
+        (const float *)p->a->qkv.data + t * 3 * p->n_embd + p->n_embd + head * p->head_dim;
+    int32_t slot = p->batch->slot[t], position = p->batch->position[t];
+    KERNEL(cache_store)(p->cache, p->cache->k[layer].data, slot, position, head, k);
+    KERNEL(cache_store)(p->cache, p->cache->v[layer].data, slot, position, head, k + p->n_embd);
+}
+
+static void attend(const pass *p, int layer, size_t t, size_t head, float scale, float *scores)
+{
+    size_t at = t * p->n_embd + head * p->head_dim;
+    const float *q = (const float *)p->a->qkv.data + t * 3 * p->n_embd + head * p->head_dim;
+    KERNEL(attend)
+    ((float *)p->a->merged.data + at, q, p->cache, layer, p->batch->slot[t], p->batch->position[t],
+     head, scale, scores);
+}
+
+/* A head's keys and queries stay with one thread if that shares the work evenly; else queries are
+ * dealt out one by one, once all keys are stored. */
+static void attention(const worker *w, int layer, float scale)
+{
+    const pass *p = w->p;
+    size_t n_parts = (size_t)w->n_parts, part = (size_t)w->part;
+    if (p->n_head % n_parts == 0 || p->n_tokens * p->n_head < 4 * n_parts) {
+        for (size_t head = part; head < p->n_head; head += n_parts) {
+            for (size_t t = 0; t < p->n_tokens; t++)
+                store_kv(p, layer, t, head);
+            for (size_t t = 0; t < p->n_tokens; t++)
+                attend(p, layer, t, head, scale, w->scratch);
+        }
+        return;
+    }
+    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
+        store_kv(p, layer, at % p->n_tokens, at / p->n_tokens);
+    wait_for_all(w);
+    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
+        attend(p, layer, at % p->n_tokens, at / p->n_tokens, scale, w->scratch);
+}
+
+static void layer(const worker *w, int l)
+{
+    const pass *p = w->p;
+    const bml_layer_weights *weights = &p->w->layers[l];
+    size_t n = p->n_tokens, n_inner = (size_t)p->w->config.n_inner;
+    bml_activations *a = p->a;
+
+    input in = prepare(w, a->x.data, n, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
+    multiply(w, product(w, &a->qkv, &weights->c_attn), in);
+    wait_for_all(w);
+    attention(w, l, bml_attention_scale(&p->w->config, l));
+    wait_for_all(w);
+
+    bml_linear_job job = product(w, &a->branch, &weights->c_proj);
+    job.epilogue = BML_ADD;
+    job.residual = a->x.data;
+    in = prepare(w, a->merged.data, n, p->n_embd, NULL, false, job.w);
+    multiply(w, job, in);
+    wait_for_all(w);
+
+    job = product(w, &a->hidden, &weights->c_fc);
+    job.epilogue = BML_ACTIVATE;
+    job.activation = p->w->config.activation;
+    in = prepare(w, a->x.data, n, p->n_embd, &weights->ln_2, false, job.w);
+    multiply(w, job, in);
+    wait_for_all(w);
+
+    job = product(w, &a->branch, &weights->mlp_c_proj);
+    job.epilogue = BML_ADD;
+    job.residual = a->x.data;
+    in = prepare(w, a->hidden.data, n, n_inner, NULL, false, job.w);
+    multiply(w, job, in);
+    wait_for_all(w);
+}
+
+/* Logits of the rows that want them; each thread also finds the best of the ids it has computed. */
+static void head(const worker *w)
+{
+    const pass *p = w->p;
+    size_t n = (size_t)p->batch->n_rows, begin, end;
+    const bml_linear_weights *lm_head = &p->w->lm_head;
+    input in = prepare(w, p->a->x.data, n, p->n_embd, &p->w->ln_f, true, &lm_head->w);
+    bml_linear_job job =
+        bml_linear_job_of(p->a->logits.data, in.x, &lm_head->w, &lm_head->bias.buffer, n);
+    job.quantized = in.quantized;
+    bml_split(job.n_out, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &begin, &end);
+    KERNEL(linear_cols)(&job, begin, end, w->scratch);
+    if (!p->n_valid)
+        return;
+    size_t valid = end < (size_t)p->n_valid ? end : (size_t)p->n_valid;
+    bml_best *best = bml_cpu_best(p->queue, w->part);
+    for (size_t r = 0; r < n; r++) {
+        const float *logits = (const float *)p->a->logits.data + r * job.n_out;
+        best[r] = (bml_best){.id = begin, .any = begin < valid};
+        if (!best[r].any)
+            continue;
+        int32_t id = KERNEL(argmax_row)(logits + begin, valid - begin);
+        best[r].finite = id >= 0;
+        best[r].id = begin + (size_t)(id < 0 ? 0 : id);
+        best[r].logit = logits[best[r].id];
+    }
+    wait_for_all(w);
+    if (w->part)
+        return;
+    for (size_t r = 0; r < n; r++) {
+        bml_best all = bml_cpu_best(p->queue, 0)[r];
+        for (int part = 1; part < w->n_parts; part++) {
+            bml_best other = bml_cpu_best(p->queue, part)[r];
+            if (!other.any)
+                continue;
+            all.finite &= other.finite;
+            if (other.logit > all.logit) { /* ties stay with the lower id */
+                all.id = other.id;
+                all.logit = other.logit;
+            }
+        }
+        ((int32_t *)p->a->ids.data)[r] = all.finite ? (int32_t)all.id : -1;
+    }
+}
+
+static void run_part(void *context, int part, int n_parts)
+{
+    const pass *p = context;
+    worker w = {p, part, n_parts, bml_cpu_scratch(p->queue, part)};
+    embed(&w);
+    wait_for_all(&w);
+    for (int l = 0; l < p->w->config.n_layer; l++)
+        layer(&w, l);
+    if (p->batch->n_rows)
+        head(&w);
+}
+
+void KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+                     bml_activations *activations, bml_kv_cache *cache, int n_valid)
+{
+    size_t n_head = (size_t)weights->config.n_head, n_embd = (size_t)weights->config.n_embd;
+    pass p = {.queue = queue,
+              .w = weights,
+              .batch = batch,
+              .a = activations,
+              .cache = cache,
+              .n_valid = n_valid,
+              .n_embd = n_embd,
+              .n_tokens = (size_t)batch->n_tokens,
+              .n_head = n_head,
+              .head_dim = n_embd / n_head};
+    bml_pool_run(queue->pool, run_part, &p);
+}
