@@ -265,10 +265,10 @@ static void test_packing_extremes(void **state)
             bml_weight w = weight_of(&m, true, (bml_weight_format)format);
             for (size_t o = 0; o < OUT; o++)
                 for (size_t i = 0; i < IN; i++) {
-                    double bound = scales[s] * (format == BML_WEIGHTS_Q8 ? 0.0041 : 0.13);
+                    double bound = scales[s] * (format == BML_WEIGHTS_Q8 ? 0.0041 : 0.2);
                     assert_close("packing", unpacked(&w, o, i), data[o * IN + i], bound);
                 }
-            assert_true(unpacked(&w, 0, 3) >= 0.99 * scales[s]);
+            assert_true(unpacked(&w, 0, 3) >= 0.97 * scales[s]);
             drop_matrix(&m, &w);
         }
 }
@@ -466,8 +466,11 @@ static void test_softmax(void **state)
             for (size_t j = 0; j < c; j++)
                 sum += exp(before[r * c + j] - max);
             for (size_t j = 0; j < c; j++) {
-                double p = max == -INFINITY ? 0 : exp(before[r * c + j] - max) / sum;
-                assert_close("softmax", xs[r * c + j], p, 3e-6 * p + 1e-37);
+                double below = max - before[r * c + j];
+                double p = max == -INFINITY ? 0 : exp(-below) / sum;
+                /* BELOW is rounded to float32: its error is a relative error of exp. */
+                double bound = p > 0 ? (2e-6 + 6e-8 * below) * p : 0;
+                assert_close("softmax", xs[r * c + j], p, bound + 1e-37);
             }
         }
         free(before);
@@ -754,7 +757,6 @@ static void test_argmax(void **state)
 
 int main(void)
 {
-    static const char *const names[] = {"base", "avx2", "avx512", "avx512vnni"};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_matmul),
@@ -784,7 +786,8 @@ int main(void)
             if (b->open(&device, NULL) || b->queue_new(device, n_threads, &queue, NULL))
                 return 1;
             char title[64];
-            snprintf(title, sizeof title, "kernels, %s, %d threads", names[isa], n_threads);
+            snprintf(title, sizeof title, "kernels, %s, %d threads",
+                     bml_cpu_isa_name((bml_cpu_isa)isa), n_threads);
             failed += cmocka_run_group_tests_name(title, tests, NULL, NULL);
             b->queue_free(queue);
             b->close(device);

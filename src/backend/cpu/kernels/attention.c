@@ -5,62 +5,97 @@
  */
 #include "backend/cpu/kernels/kernels.h"
 
-/* The D-wide dot product of a query and a key. */
-static inline __attribute__((always_inline)) float dot(bml_dtype dtype, const float *q,
-                                                       const void *k, size_t at, size_t d)
+/* scores[0..n) = scale * q.k for n <= VL keys, rows of d elements. */
+static inline __attribute__((always_inline)) void score_keys(bml_dtype dtype, float *scores,
+                                                             const float *q, const void *k,
+                                                             size_t first, size_t n, size_t d,
+                                                             float scale)
 {
-    vf sum = {0};
-    size_t i = 0;
-    for (; i + VL <= d; i += VL)
-        sum = vf_fma(vf_load(q + i), vf_load_as(dtype, k, at + i), sum);
-    int tail = (int)(d - i);
-    if (tail)
-        sum = vf_fma(vf_load_n(q + i, tail), vf_load_as_n(dtype, k, at + i, tail), sum);
-    return vf_sum(sum);
+    vf sums[VL];
+    size_t whole = d - d % VL;
+    int tail = (int)(d % VL);
+    for (size_t key = 0; key < n; key++) {
+        size_t at = (first + key) * d;
+        vf sum = {0};
+        for (size_t i = 0; i < whole; i += VL)
+            sum = vf_fma(vf_load(q + i), vf_load_as(dtype, k, at + i), sum);
+        if (tail)
+            sum = vf_fma(vf_load_n(q + whole, tail), vf_load_as_n(dtype, k, at + whole, tail), sum);
+        sums[key] = sum;
+    }
+    for (size_t key = n; key < VL; key++)
+        sums[key] = (vf){0};
+    vf all = vf_sum_all(sums) * scale;
+    if (n == VL)
+        vf_store(scores + first, all);
+    else
+        vf_store_n(scores + first, all, (int)n);
 }
 
-/* out[i..i+VL*vecs] = sum over n keys of weight[key] * v[key, i..]; the last vector may be short.
+/* sum += weight * a row of v: VECS vectors, of which the last has TAIL elements if that is not 0.
  */
+static inline __attribute__((always_inline)) void
+add_row(bml_dtype dtype, vf sum[4], float weight, const void *v, size_t at, size_t vecs, int tail)
+{
+    vf p = vf_set1(weight);
+    for (size_t c = 0; c < vecs; c++) {
+        bool partial = tail && c + 1 == vecs;
+        sum[c] = vf_fma(p,
+                        partial ? vf_load_as_n(dtype, v, at + c * VL, tail)
+                                : vf_load_as(dtype, v, at + c * VL),
+                        sum[c]);
+    }
+}
+
+/* Elements i.. of out = the sum over n keys of weight[key] * v[key]. Even and odd keys are summed
+ * apart, so that two chains of additions run side by side. */
 static inline __attribute__((always_inline)) void weighted_sum(bml_dtype dtype, float *out,
                                                                const float *weight, const void *v,
-                                                               size_t n, size_t d, size_t i)
+                                                               size_t n, size_t d, size_t i,
+                                                               size_t vecs, int tail)
 {
-    enum { VECS = 4 };
-    size_t width = d - i < VECS * VL ? d - i : VECS * VL, vecs = width / VL;
-    int tail = (int)(width % VL);
-    vf acc[VECS] = {0};
-    if (vecs == VECS) {
-        for (size_t key = 0; key < n; key++) {
-            vf p = vf_set1(weight[key]);
-            for (size_t c = 0; c < VECS; c++)
-                acc[c] = vf_fma(p, vf_load_as(dtype, v, key * d + i + c * VL), acc[c]);
-        }
-    } else {
-        for (size_t key = 0; key < n; key++) {
-            vf p = vf_set1(weight[key]);
-            for (size_t c = 0; c < vecs; c++)
-                acc[c] = vf_fma(p, vf_load_as(dtype, v, key * d + i + c * VL), acc[c]);
-            if (tail)
-                acc[vecs] =
-                    vf_fma(p, vf_load_as_n(dtype, v, key * d + i + vecs * VL, tail), acc[vecs]);
-        }
+    vf even[4] = {0}, odd[4] = {0};
+    size_t key = 0;
+    for (; key + 2 <= n; key += 2) {
+        add_row(dtype, even, weight[key], v, key * d + i, vecs, tail);
+        add_row(dtype, odd, weight[key + 1], v, (key + 1) * d + i, vecs, tail);
     }
+    if (key < n)
+        add_row(dtype, even, weight[key], v, key * d + i, vecs, tail);
     for (size_t c = 0; c < vecs; c++)
-        vf_store(out + i + c * VL, acc[c]);
-    if (tail)
-        vf_store_n(out + i + vecs * VL, acc[vecs], tail);
+        if (tail && c + 1 == vecs)
+            vf_store_n(out + i + c * VL, even[c] + odd[c], tail);
+        else
+            vf_store(out + i + c * VL, even[c] + odd[c]);
 }
 
 /* One query against n keys and values, rows of d elements. */
+static inline __attribute__((always_inline)) void query_of(bml_dtype dtype, float *out,
+                                                           const float *q, const void *k,
+                                                           const void *v, size_t n, size_t d,
+                                                           float scale, float *scores)
+{
+    size_t key = 0, i = 0;
+    for (; key + VL <= n; key += VL)
+        score_keys(dtype, scores, q, k, key, VL, d, scale);
+    if (key < n)
+        score_keys(dtype, scores, q, k, key, n - key, d, scale);
+    KERNEL(softmax_row)(scores, n);
+    for (; i + 4 * VL <= d; i += 4 * VL)
+        weighted_sum(dtype, out, scores, v, n, d, i, 4, 0);
+    for (; i < d; i += VL)
+        weighted_sum(dtype, out, scores, v, n, d, i, 1, d - i < VL ? (int)(d - i) : 0);
+}
+
+/* GPT-2's head size, 64, gets code of its own. */
 static inline __attribute__((always_inline)) void query(bml_dtype dtype, float *out, const float *q,
                                                         const void *k, const void *v, size_t n,
                                                         size_t d, float scale, float *scores)
 {
-    for (size_t key = 0; key < n; key++)
-        scores[key] = scale * dot(dtype, q, k, key * d, d);
-    KERNEL(softmax_row)(scores, n);
-    for (size_t i = 0; i < d; i += 4 * VL)
-        weighted_sum(dtype, out, scores, v, n, d, i);
+    if (d == 64)
+        query_of(dtype, out, q, k, v, n, 64, scale, scores);
+    else
+        query_of(dtype, out, q, k, v, n, d, scale, scores);
 }
 
 /* ---- stateless --------------------------------------------------------------------------------*/

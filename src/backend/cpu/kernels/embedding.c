@@ -45,8 +45,7 @@ static void rows(const void *context, size_t begin, size_t end)
     const job *j = context;
     for (size_t t = begin; t < end; t++)
         KERNEL(embedding_row)
-        (j->out + t * (size_t)j->wte->n_in, j->wte, j->wpe, j->batch->token[t],
-         j->batch->position[t]);
+    (j->out + t * (size_t)j->wte->n_in, j->wte, j->wpe, j->batch->token[t], j->batch->position[t]);
 }
 
 void KERNEL(embedding)(bml_queue *queue, bml_buffer *out, const bml_weight *wte,

@@ -35,7 +35,7 @@ static void quantize_part(void *context, int part, int n_parts)
     bml_split(j->n_tokens, 1, part, n_parts, &begin, &end);
     for (size_t t = begin; t < end; t++)
         KERNEL(quantize_row)
-        (j->x + t * j->n_in, j->n_in, bml_quant_row_at(j->quantized, j->n_in, t));
+    (j->x + t * j->n_in, j->n_in, bml_quant_row_at(j->quantized, j->n_in, t));
 }
 
 static void cols_part(void *context, int part, int n_parts)

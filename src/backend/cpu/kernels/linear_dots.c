@@ -2,43 +2,43 @@
  * out = x W' + bias with W stored [out, in]: the tied head, and nn.Linear.
  *
  * Every output is a dot product of two rows, summed in VL interleaved lanes that are added up at
- * the end: the same order for every batch, blocking and number of threads. Tiles of tokens x
- * outputs keep the sums in registers.
+ * the end: the same order for every batch, blocking and number of threads. A tile is VL sums, kept
+ * in registers and added up together: tokens x outputs, or one token's outputs.
  */
 #include "backend/cpu/kernels/linear.h"
 
 enum {
-    TILE_TOKENS = 4,
-#if VL == 16
-    TILE_OUTS = 6,
-#else
-    TILE_OUTS = 3,
-#endif
+    TILE_TOKENS = VL == 16 ? 4 : 2,
+    TILE_OUTS = VL / TILE_TOKENS,
     BLOCK_BYTES = 384 << 10 /* of x that stay in the second-level cache */
 };
 
 typedef bml_linear_job job;
 
+/* TOKENS x OUTS = VL sums, of which the first N_OUTS outputs of each token exist. */
 static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype dtype, size_t tokens,
-                                                       size_t outs, size_t token, size_t o)
+                                                       size_t outs, size_t n_outs, size_t token,
+                                                       size_t o)
 {
-    vf acc[TILE_TOKENS][TILE_OUTS] = {0};
-    const float *x[TILE_TOKENS];
-    const void *w[TILE_OUTS];
+    vf acc[VL] = {0}; /* [tokens][outs] */
+    const float *x[VL];
+    const void *w[VL];
     for (size_t t = 0; t < tokens; t++)
         x[t] = j->x + (token + t) * j->n_in;
-    for (size_t r = 0; r < outs; r++)
-        w[r] = (const char *)j->w->buffer.data + (o + r) * j->n_in * bml_dtype_size(dtype);
+    for (size_t r = 0; r < outs; r++) {
+        size_t row = o + (r < n_outs ? r : n_outs - 1);
+        w[r] = (const char *)j->w->buffer.data + row * j->n_in * bml_dtype_size(dtype);
+    }
 
     size_t i = 0;
     for (; i + VL <= j->n_in; i += VL) {
-        vf xs[TILE_TOKENS];
+        vf xs[VL];
         for (size_t t = 0; t < tokens; t++)
             xs[t] = vf_load(x[t] + i);
         for (size_t r = 0; r < outs; r++) {
             vf ws = vf_load_as(dtype, w[r], i);
             for (size_t t = 0; t < tokens; t++)
-                acc[t][r] = vf_fma(xs[t], ws, acc[t][r]);
+                acc[t * outs + r] = vf_fma(xs[t], ws, acc[t * outs + r]);
         }
     }
     int tail = (int)(j->n_in - i);
@@ -46,13 +46,15 @@ static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype d
         for (size_t r = 0; r < outs; r++) {
             vf ws = vf_load_as_n(dtype, w[r], i, tail);
             for (size_t t = 0; t < tokens; t++)
-                acc[t][r] = vf_fma(vf_load_n(x[t] + i, tail), ws, acc[t][r]);
+                acc[t * outs + r] = vf_fma(vf_load_n(x[t] + i, tail), ws, acc[t * outs + r]);
         }
 
+    float sums[VL];
+    vf_store(sums, vf_sum_all(acc));
     for (size_t t = 0; t < tokens; t++)
-        for (size_t r = 0; r < outs; r++) {
-            float sum = vf_sum(acc[t][r]);
-            j->out[(token + t) * j->n_out + o + r] = j->bias ? sum + j->bias[o + r] : sum;
+        for (size_t r = 0; r < n_outs; r++) {
+            float bias = j->bias ? j->bias[o + r] : 0;
+            j->out[(token + t) * j->n_out + o + r] = sums[t * outs + r] + bias;
         }
 }
 
@@ -64,20 +66,17 @@ static inline __attribute__((always_inline)) void run(const job *j, bml_dtype dt
         block = TILE_TOKENS;
     for (size_t first = 0; first < j->n_tokens; first += block) {
         size_t last = j->n_tokens - first < block ? j->n_tokens : first + block;
-        for (size_t o = begin; o < end;) {
-            bool full = end - o >= TILE_OUTS;
-            size_t t = first;
-            for (; t + TILE_TOKENS <= last; t += TILE_TOKENS)
-                if (full)
-                    tile(j, dtype, TILE_TOKENS, TILE_OUTS, t, o);
-                else
-                    tile(j, dtype, TILE_TOKENS, 1, t, o);
-            for (; t < last; t++)
-                if (full)
-                    tile(j, dtype, 1, TILE_OUTS, t, o);
-                else
-                    tile(j, dtype, 1, 1, t, o);
-            o += full ? TILE_OUTS : 1;
+        size_t tiled = first + (last - first) / TILE_TOKENS * TILE_TOKENS;
+        /* VL outputs at a time: as one row of tiles, and token by token for the rest. */
+        for (size_t o = begin; o < end; o += VL) {
+            size_t n = end - o < VL ? end - o : VL;
+            for (size_t part = 0; part < n; part += TILE_OUTS) {
+                size_t n_outs = n - part < TILE_OUTS ? n - part : TILE_OUTS;
+                for (size_t t = first; t < tiled; t += TILE_TOKENS)
+                    tile(j, dtype, TILE_TOKENS, TILE_OUTS, n_outs, t, o + part);
+            }
+            for (size_t t = tiled; t < last; t++)
+                tile(j, dtype, 1, VL, n, t, o);
         }
     }
 }

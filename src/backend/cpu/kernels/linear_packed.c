@@ -9,10 +9,12 @@
 enum {
     VECS = BML_TILE / VL, /* vectors across a tile's outputs */
 #if VL == 16
-    TOKENS = 4, /* tokens and tiles that share each load */
+    MOST_TOKENS = 6, /* tokens and tiles that share each load; a batch of 8 goes as 4 and 4 */
+    FEW_TOKENS = 4,
     TILES = 2
 #else
-    TOKENS = 2,
+    MOST_TOKENS = 2,
+    FEW_TOKENS = 2,
     TILES = 1
 #endif
 };
@@ -41,15 +43,15 @@ static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *
     size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q8, j->n_in);
     const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
     const char *q = w + bml_tile_header(BML_WEIGHTS_Q8, j->n_in);
-    bml_quant_row x[TOKENS];
-    vf acc[TOKENS][TILES][VECS];
+    bml_quant_row x[MOST_TOKENS];
+    vf acc[MOST_TOKENS][TILES][VECS];
     FOR_EACH(t, tokens)
     {
         x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
         FOR_EACH(n, tiles) FOR_EACH(v, VECS) acc[t][n][v] = (vf){0};
     }
     for (size_t b = 0; b < n_blocks; b++) {
-        vi dot[TOKENS][TILES][VECS];
+        vi dot[MOST_TOKENS][TILES][VECS];
         FOR_EACH(t, tokens)
         {
             vi start = vi_dot4_start(x[t].correction[2 * b] + x[t].correction[2 * b + 1]);
@@ -71,8 +73,8 @@ static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *
         }
     }
     FOR_EACH(t, tokens)
-    FOR_EACH(n, tiles) FOR_EACH(v, VECS)
-        finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
+    FOR_EACH(n, tiles)
+    FOR_EACH(v, VECS) finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
 }
 
 static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *j, size_t tokens,
@@ -84,15 +86,15 @@ static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *
     uint8_t table[16];
     for (int i = 0; i < 16; i++)
         table[i] = (uint8_t)(bml_q4_levels[i] + 128);
-    bml_quant_row x[TOKENS];
-    vf acc[TOKENS][TILES][VECS];
+    bml_quant_row x[MOST_TOKENS];
+    vf acc[MOST_TOKENS][TILES][VECS];
     FOR_EACH(t, tokens)
     {
         x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
         FOR_EACH(n, tiles) FOR_EACH(v, VECS) acc[t][n][v] = (vf){0};
     }
     for (size_t half = 0; half < 2 * n_blocks; half++) {
-        vi dot[TOKENS][TILES][VECS];
+        vi dot[MOST_TOKENS][TILES][VECS];
         FOR_EACH(t, tokens)
         {
             vi start = vi_dot4_start(x[t].correction[half]);
@@ -128,21 +130,28 @@ static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *
 typedef void tile_kernel(const bml_linear_job *j, size_t tokens, size_t tiles, size_t token,
                          size_t tile);
 
-/* All tokens of one tile or of TILES: TOKENS at a time, then one by one. */
+/* All tokens of one tile or of TILES: MOST_TOKENS at a time, and what that leaves over. */
 static inline __attribute__((always_inline)) void
 all_tokens(const bml_linear_job *j, tile_kernel kernel, size_t tiles, size_t tile)
 {
-    size_t t = 0;
-    for (; t + TOKENS <= j->n_tokens; t += TOKENS)
-        kernel(j, TOKENS, tiles, t, tile);
-    for (; t < j->n_tokens; t++)
-        kernel(j, 1, tiles, t, tile);
+    for (size_t t = 0; t < j->n_tokens;) {
+        size_t left = j->n_tokens - t;
+        if (left >= MOST_TOKENS && left != 2 * FEW_TOKENS && left != 2 * FEW_TOKENS + 1) {
+            kernel(j, MOST_TOKENS, tiles, t, tile);
+            t += MOST_TOKENS;
+        } else if (left >= FEW_TOKENS) {
+            kernel(j, FEW_TOKENS, tiles, t, tile);
+            t += FEW_TOKENS;
+        } else {
+            kernel(j, 1, tiles, t++, tile);
+        }
+    }
 }
 
 static inline __attribute__((always_inline)) void
 all_tiles(const bml_linear_job *j, tile_kernel kernel, size_t tile, size_t last)
 {
-    for (; j->n_tokens >= TOKENS && tile + TILES <= last; tile += TILES)
+    for (; j->n_tokens >= FEW_TOKENS && tile + TILES <= last; tile += TILES)
         all_tokens(j, kernel, TILES, tile);
     for (; tile < last; tile++)
         all_tokens(j, kernel, 1, tile);

@@ -20,6 +20,8 @@ enum {
     PANELS = 4,          /* panels packed at a time: a tile of x is used for all of them */
     DEPTH = 512,         /* inputs packed at a time */
     STREAM_TOKENS = 8,   /* at most this many tokens are streamed */
+    STREAM_ROWS = 16,    /* rows of W at a time */
+    STREAM_TILE = 4,     /* tokens, or vectors, that share a load */
     STREAM_FLOATS = 4096 /* outputs that stay in the first-level cache */
 };
 _Static_assert(PANELS *TILE_COLS *DEPTH * sizeof(float) <= BML_CPU_PACK_BYTES, "scratch");
@@ -42,48 +44,59 @@ static void begin_with_bias(const job *j, size_t begin, size_t end)
 
 /* ---- stream -----------------------------------------------------------------------------------*/
 
-/* Columns begin..end of every output, four rows of W at a time. */
+/* Adds rows of W to VECS vectors of TOKENS outputs, in registers. */
+static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_dtype dtype,
+                                                              size_t tokens, size_t vecs,
+                                                              size_t token, size_t row,
+                                                              size_t n_rows, size_t col, int tail)
+{
+    vf acc[STREAM_TILE][STREAM_TILE];
+    const char *w = (const char *)j->w->buffer.data;
+    size_t row_bytes = j->n_out * bml_dtype_size(dtype);
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t v = 0; v < vecs; v++) {
+            const float *out = out_at(j, token + t, col + v * VL);
+            acc[t][v] = tail ? vf_load_n(out, tail) : vf_load(out);
+        }
+    for (size_t r = row; r < row + n_rows; r++) {
+        vf wr[STREAM_TILE];
+        for (size_t v = 0; v < vecs; v++)
+            wr[v] = tail ? vf_load_as_n(dtype, w + r * row_bytes, col, tail)
+                         : vf_load_as(dtype, w + r * row_bytes, col + v * VL);
+        for (size_t t = 0; t < tokens; t++) {
+            vf x = vf_set1(j->x[(token + t) * j->n_in + r]);
+            for (size_t v = 0; v < vecs; v++)
+                acc[t][v] = vf_fma(x, wr[v], acc[t][v]);
+        }
+    }
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t v = 0; v < vecs; v++) {
+            float *out = out_at(j, token + t, col + v * VL);
+            if (tail)
+                vf_store_n(out, acc[t][v], tail);
+            else
+                vf_store(out, acc[t][v]);
+        }
+}
+
+/* Columns begin..end of every output, STREAM_ROWS rows of W at a time. */
 static inline __attribute__((always_inline)) void stream_cols(const job *j, bml_dtype dtype,
                                                               size_t begin, size_t end)
 {
-    const char *w = j->w->buffer.data;
-    size_t row_bytes = j->n_out * bml_dtype_size(dtype);
-    for (size_t i = 0; i < j->n_in; i += 4) {
-        const void *row[4];
-        size_t n_rows = j->n_in - i < 4 ? j->n_in - i : 4;
-        for (size_t r = 0; r < n_rows; r++)
-            row[r] = w + (i + r) * row_bytes;
-        size_t col = begin;
-        if (n_rows == 4)
-            for (; col + VL <= end; col += VL) {
-                vf w0 = vf_load_as(dtype, row[0], col), w1 = vf_load_as(dtype, row[1], col);
-                vf w2 = vf_load_as(dtype, row[2], col), w3 = vf_load_as(dtype, row[3], col);
-                for (size_t t = 0; t < j->n_tokens; t++) {
-                    const float *x = j->x + t * j->n_in + i;
-                    float *out = out_at(j, t, col);
-                    vf y = vf_load(out);
-                    y = vf_fma(vf_set1(x[0]), w0, y);
-                    y = vf_fma(vf_set1(x[1]), w1, y);
-                    y = vf_fma(vf_set1(x[2]), w2, y);
-                    vf_store(out, vf_fma(vf_set1(x[3]), w3, y));
-                }
-            }
-        for (; col < end; col += VL) {
-            int n = end - col < VL ? (int)(end - col) : VL;
-            for (size_t t = 0; t < j->n_tokens; t++) {
-                float *out = out_at(j, t, col);
-                vf y = n < VL ? vf_load_n(out, n) : vf_load(out);
-                for (size_t r = 0; r < n_rows; r++) {
-                    vf wr = n < VL ? vf_load_as_n(dtype, row[r], col, n)
-                                   : vf_load_as(dtype, row[r], col);
-                    y = vf_fma(vf_set1(j->x[t * j->n_in + i + r]), wr, y);
-                }
-                if (n < VL)
-                    vf_store_n(out, y, n);
-                else
-                    vf_store(out, y);
-            }
+    for (size_t row = 0; row < j->n_in; row += STREAM_ROWS) {
+        size_t n_rows = j->n_in - row < STREAM_ROWS ? j->n_in - row : STREAM_ROWS, col = begin;
+        for (; col + STREAM_TILE * VL <= end; col += STREAM_TILE * VL) {
+            size_t t = 0;
+            for (; t + STREAM_TILE <= j->n_tokens; t += STREAM_TILE)
+                for (size_t v = 0; v < STREAM_TILE; v += 2)
+                    stream_tile(j, dtype, STREAM_TILE, 2, t, row, n_rows, col + v * VL, 0);
+            for (; t < j->n_tokens; t++)
+                stream_tile(j, dtype, 1, STREAM_TILE, t, row, n_rows, col, 0);
         }
+        for (; col < end; col += VL)
+            for (size_t t = 0; t < j->n_tokens; t++)
+                stream_tile(j, dtype, 1, 1, t, row, n_rows, col,
+                            end - col < VL ? (int)(end - col) : 0);
     }
 }
 

@@ -86,8 +86,8 @@ static void embed(const worker *w)
     bml_split(p->n_tokens, 1, w->part, w->n_parts, &begin, &end);
     for (size_t t = begin; t < end; t++)
         KERNEL(embedding_row)
-        ((float *)p->a->x.data + t * p->n_embd, &p->w->wte, &p->w->wpe, p->batch->token[t],
-         p->batch->position[t]);
+    ((float *)p->a->x.data + t * p->n_embd, &p->w->wte, &p->w->wpe, p->batch->token[t],
+     p->batch->position[t]);
 }
 
 /* Stores keys and values of one token and head, which lie in qkv. */

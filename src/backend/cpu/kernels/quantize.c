@@ -27,10 +27,7 @@ static void quantize_block(const float *x, size_t n, int8_t *q, float *scale, in
             sum += v;
             vi_store_int8(q + i, v);
         }
-        int32_t total = 0;
-        for (int lane = 0; lane < VL; lane++)
-            total += sum[lane];
-        correction[half] = -128 * total;
+        correction[half] = -128 * vi_sum(sum);
     }
 }
 

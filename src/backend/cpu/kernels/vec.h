@@ -21,8 +21,10 @@
 #include <immintrin.h>
 #define VL 8
 #else
-#ifdef __aarch64__
+#if defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 #define VL 4
 #endif
@@ -105,7 +107,13 @@ static inline vf vf_fma(vf a, vf b, vf c)
 
 static inline vf vf_from_bf16(vh h)
 {
+#if VL == 16
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#elif VL == 8
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16);
+#else
     return (vf)(__builtin_convertvector(h, vi) << 16);
+#endif
 }
 
 static inline vf vf_from_f16(vh h)
@@ -114,6 +122,8 @@ static inline vf vf_from_f16(vh h)
     return (vf)_mm512_cvtph_ps((__m256i)h);
 #elif VL == 8
     return (vf)_mm256_cvtph_ps((__m128i)h);
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16((float16x4_t)h);
 #else
     vf v;
     for (int i = 0; i < VL; i++)
@@ -155,20 +165,91 @@ static inline float vf_sum(vf v)
     return lane[0];
 }
 
+/*
+ * The sums of VL vectors at once: lane i of the result is vf_sum(v[i]), to the bit. Each step adds
+ * the halves of two vectors' groups and puts the results side by side.
+ */
+static inline vf vf_sum_all(const vf v[VL])
+{
+#define ADD_HALVES(x, y, low, high)                                                                \
+    (__builtin_shufflevector(x, y, low) + __builtin_shufflevector(x, y, high))
+#if VL == 16
+#define LOW_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define LOW_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define HIGH_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define LOW_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define HIGH_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define LOW_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define HIGH_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+    vf eights[8], fours[4], twos[2];
+    for (int i = 0; i < 8; i++)
+        eights[i] = ADD_HALVES(v[i], v[i + 8], LOW_8, HIGH_8);
+    for (int i = 0; i < 4; i++)
+        fours[i] = ADD_HALVES(eights[i], eights[i + 4], LOW_4, HIGH_4);
+    for (int i = 0; i < 2; i++)
+        twos[i] = ADD_HALVES(fours[i], fours[i + 2], LOW_2, HIGH_2);
+    return ADD_HALVES(twos[0], twos[1], LOW_1, HIGH_1);
+#elif VL == 8
+#define LOW_4 0, 1, 2, 3, 8, 9, 10, 11
+#define HIGH_4 4, 5, 6, 7, 12, 13, 14, 15
+#define LOW_2 0, 1, 8, 9, 4, 5, 12, 13
+#define HIGH_2 2, 3, 10, 11, 6, 7, 14, 15
+#define LOW_1 0, 8, 2, 10, 4, 12, 6, 14
+#define HIGH_1 1, 9, 3, 11, 5, 13, 7, 15
+    vf fours[4], twos[2];
+    for (int i = 0; i < 4; i++)
+        fours[i] = ADD_HALVES(v[i], v[i + 4], LOW_4, HIGH_4);
+    for (int i = 0; i < 2; i++)
+        twos[i] = ADD_HALVES(fours[i], fours[i + 2], LOW_2, HIGH_2);
+    return ADD_HALVES(twos[0], twos[1], LOW_1, HIGH_1);
+#else
+#define LOW_2 0, 1, 4, 5
+#define HIGH_2 2, 3, 6, 7
+#define LOW_1 0, 4, 2, 6
+#define HIGH_1 1, 5, 3, 7
+    vf twos[2];
+    for (int i = 0; i < 2; i++)
+        twos[i] = ADD_HALVES(v[i], v[i + 2], LOW_2, HIGH_2);
+    return ADD_HALVES(twos[0], twos[1], LOW_1, HIGH_1);
+#endif
+}
+
+/* The largest lane; lanes with NaN may or may not count. */
 static inline float vf_hmax(vf v)
 {
+#if VL == 16
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float max = v[0];
     for (int i = 1; i < VL; i++)
         max = v[i] > max ? v[i] : max;
     return max;
+#endif
+}
+
+static inline int32_t vi_sum(vi v)
+{
+#if VL == 16
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < VL; i++)
+        sum += v[i];
+    return sum;
+#endif
 }
 
 /* The lanes, which must fit, as int8. */
 static inline void vi_store_int8(int8_t *p, vi v)
 {
+#if VL == 16
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
     typedef int8_t vb __attribute__((vector_size(VL)));
     vb narrow = __builtin_convertvector(v, vb);
     memcpy(p, &narrow, sizeof narrow);
+#endif
 }
 
 static inline vi vi_load(const void *p)
@@ -180,10 +261,16 @@ static inline vi vi_load(const void *p)
 
 static inline vf vf_from_int8(const int8_t *p)
 {
+#if VL == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif VL == 8
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
     typedef int8_t vb __attribute__((vector_size(VL)));
     vb narrow;
     memcpy(&narrow, p, sizeof narrow);
     return __builtin_convertvector(narrow, vf);
+#endif
 }
 
 /*
@@ -191,11 +278,18 @@ static inline vf vf_from_int8(const int8_t *p)
  * times the four int8 in X4. vi_dot4_start(correction) is what a sum starts from, correction being
  * -128 times the sum of the int8 values: the total is then the product with (byte - 128).
  */
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__aarch64__)
 static inline vi vi_dot4(vi acc, vi w, int32_t x4)
 {
-    int8x16_t centred = (int8x16_t)(w ^ (int32_t)0x80808080);
-    return (vi)vdotq_s32((int32x4_t)acc, centred, (int8x16_t)vdupq_n_s32(x4));
+    int8x16_t centred = (int8x16_t)(w ^ (int32_t)0x80808080), x = (int8x16_t)vdupq_n_s32(x4);
+#if defined(__ARM_FEATURE_DOTPROD)
+    return (vi)vdotq_s32((int32x4_t)acc, centred, x);
+#else
+    /* A product fits 16 bits, a sum of two need not. */
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(centred), vget_low_s8(x)));
+    int32x4_t high = vpaddlq_s16(vmull_high_s8(centred, x));
+    return acc + (vi)vpaddq_s32(low, high);
+#endif
 }
 
 static inline vi vi_dot4_start(int32_t correction)
@@ -219,6 +313,9 @@ static inline vi vi_dot4(vi acc, vi w, int32_t x4)
 #elif VL == 8
     return acc + (vi)_mm256_madd_epi16((__m256i)w_even, (__m256i)x_even) +
            (vi)_mm256_madd_epi16((__m256i)w_odd, (__m256i)x_odd);
+#elif defined(__SSE2__)
+    return acc + (vi)_mm_madd_epi16((__m128i)w_even, (__m128i)x_even) +
+           (vi)_mm_madd_epi16((__m128i)w_odd, (__m128i)x_odd);
 #else
     for (int i = 0; i < VL; i++)
         acc[i] += w_even[2 * i] * x_even[2 * i] + w_even[2 * i + 1] * x_even[2 * i + 1] +
