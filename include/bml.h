@@ -314,10 +314,19 @@ BML_API bml_status bml_score(bml_session *session, const int32_t *ids, size_t n_
 typedef struct bml_limits {
     double read_bytes_per_s; /* measured: streaming reads of memory far larger than the caches */
     double flops_per_s;      /* measured: float32 multiply-adds, two operations each */
+    double int8_ops_per_s; /* measured: dot products of 8-bit integers, two operations a product */
 } bml_limits;
 
 /* Measures this machine with the session's threads; takes about a second. */
 BML_API bml_status bml_measure_limits(bml_session *session, bml_limits *limits, bml_error *err);
+
+/* A kernel of a pass: its name ("linear", "softmax", ...), the layer or -1, and when it began and
+ * ended, in seconds from a fixed point. */
+typedef void bml_trace_fn(void *context, const char *kernel, int layer, double began, double ended);
+
+/* From now on runs passes kernel by kernel, in place of the backend's fused one, and tells
+ * ON_KERNEL about each; NULL ends that. */
+BML_API void bml_session_trace(bml_session *session, bml_trace_fn *on_kernel, void *context);
 
 #ifdef __cplusplus
 }

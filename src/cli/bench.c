@@ -2,6 +2,7 @@
 #include "io.h"
 #include "json.h"
 #include "model.h"
+#include "profile.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 static int n_prompt = -1, n_decode = -1;
 static int n_batch = 1, n_repetitions = 5;
 static bool as_json, quiet;
+static const char *profile_file;
 
 static const cli_option options[] = {
     {.name = "prompt-tokens",
@@ -52,6 +54,12 @@ static const cli_option options[] = {
      .kind = CLI_FLAG,
      .value = &as_json,
      .help = "print one JSON object instead of a table"},
+    {.name = "profile",
+     .kind = CLI_TEXT,
+     .value = &profile_file,
+     .argument = "FILE",
+     .help = "then run a prompt and a step kernel by kernel, print the time of each kernel, and "
+             "write a trace for chrome://tracing or ui.perfetto.dev to FILE"},
     {.name = "quiet", .letter = 'q', .kind = CLI_FLAG, .value = &quiet, .help = "no progress"},
     {.kind = CLI_GROUP, .value = bml_cli_model_options},
     {.kind = CLI_GROUP, .value = bml_cli_session_options},
@@ -163,6 +171,13 @@ static int measure(bench *b)
 
 /* ---- what the work needs at least ------------------------------------------------------------*/
 
+/* What bounds products with these weights: integer dot products for q8 and q4. */
+static double peak(const bench *b)
+{
+    bool integers = b->info->weight_format[0] == 'q';
+    return integers ? b->limits.int8_ops_per_s : b->limits.flops_per_s;
+}
+
 /* Two operations for every weight of every token, the head only where logits are wanted, and 4 C
  * for every pair of a token and one that it sees. */
 static double prefill_flops(const bml_model_info *info)
@@ -193,7 +208,7 @@ static json_t *prefill_json(const bench *b)
     json_t *object = speed_json(&b->prefill, (double)n_batch * n_prompt);
     json_t *rest = json_pack("{s:f, s:f, s:f, s:f}", "time_to_first_token_ms",
                              1e3 * b->prefill.median, "flops", prefill_flops(b->info), "gflop_s",
-                             1e-9 * rate, "percent_of_peak", 100 * rate / b->limits.flops_per_s);
+                             1e-9 * rate, "percent_of_peak", 100 * rate / peak(b));
     if (object && rest)
         json_object_update(object, rest);
     json_decref(rest);
@@ -216,12 +231,13 @@ static json_t *decode_json(const bench *b)
 static int print_json(const bench *b)
 {
     json_t *object = json_pack(
-        "{s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:{s:f, s:f}, s:o, s:o}", "model",
+        "{s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:{s:f, s:f, s:f}, s:o, s:o}", "model",
         bml_cli_json_text(b->info->name, strlen(b->info->name)), "backend", b->info->backend,
         "weights", b->info->weight_format, "kv", bml_cli_kv_name(), "threads",
         bml_session_threads(b->session), "batch", n_batch, "repetitions", n_repetitions, "load_ms",
         b->info->load_ms, "limits", "read_gb_s", 1e-9 * b->limits.read_bytes_per_s, "gflop_s",
-        1e-9 * b->limits.flops_per_s, "prefill", n_prompt ? prefill_json(b) : json_null(), "decode",
+        1e-9 * b->limits.flops_per_s, "int8_gop_s", 1e-9 * b->limits.int8_ops_per_s, "prefill",
+        n_prompt ? prefill_json(b) : json_null(), "decode",
         n_decode ? decode_json(b) : json_null());
     return bml_cli_json_write(object) && bml_cli_print("\n") ? CLI_OK : CLI_FAILED;
 }
@@ -232,9 +248,10 @@ static void print_table(const bench *b)
     bml_cli_print("model     %s: %.1f M parameters, %s weights, %.1f MB read a step\n", info->name,
                   1e-6 * (double)info->n_params, info->weight_format,
                   1e-6 * (double)info->step_bytes);
-    bml_cli_print("machine   %s, %d threads: reads %.1f GB/s, float32 %.1f GFLOP/s (measured)\n",
+    bml_cli_print("machine   %s, %d threads: reads %.1f GB/s, float32 %.0f GFLOP/s, int8 %.0f "
+                  "GOP/s (measured)\n",
                   info->backend, bml_session_threads(b->session), 1e-9 * b->limits.read_bytes_per_s,
-                  1e-9 * b->limits.flops_per_s);
+                  1e-9 * b->limits.flops_per_s, 1e-9 * b->limits.int8_ops_per_s);
     bml_cli_print("load      %.1f ms\n", info->load_ms);
     if (n_prompt) {
         double tokens = (double)n_batch * n_prompt, flops = prefill_flops(info);
@@ -244,7 +261,7 @@ static void print_table(const bench *b)
         bml_cli_print("          %.1f ms to the first token, %.1f GFLOP at %.1f GFLOP/s: %.0f%% of "
                       "peak\n",
                       1e3 * b->prefill.median, 1e-9 * flops, 1e-9 * flops / b->prefill.median,
-                      100 * flops / b->prefill.median / b->limits.flops_per_s);
+                      100 * flops / b->prefill.median / peak(b));
     }
     if (n_decode) {
         double tokens = (double)n_batch * n_decode, step = b->decode.median / n_decode;
@@ -294,6 +311,36 @@ static int choose_lengths(const bml_model_info *info)
     return CLI_OK;
 }
 
+/* One prompt and one step, kernel by kernel. */
+static int profile(bench *b)
+{
+    bml_error err;
+    cli_profile *prefill = bml_cli_profile_new(), *decode = bml_cli_profile_new();
+    bml_status status = empty_slots(b, &err);
+    int result = prefill && decode ? CLI_OK : bml_cli_fail_memory();
+    if (!status && !result && n_prompt) {
+        bml_session_trace(b->session, bml_cli_profile_kernel, prefill);
+        status = bml_session_eval_argmax(b->session, b->prompt, (size_t)n_batch * (size_t)n_prompt,
+                                         b->next, &err);
+    }
+    if (!status && !result && n_decode) {
+        bml_session_trace(b->session, bml_cli_profile_kernel, decode);
+        status = decode_step(b, &err);
+    }
+    bml_session_trace(b->session, NULL, NULL);
+    if (status)
+        result = bml_cli_report(&err);
+    if (!result && !as_json) {
+        bml_cli_profile_print(prefill, "prefill");
+        bml_cli_profile_print(decode, "decode");
+    }
+    if (!result)
+        result = bml_cli_profile_write(prefill, decode, profile_file);
+    bml_cli_profile_free(prefill);
+    bml_cli_profile_free(decode);
+    return result;
+}
+
 static int bench_model(const bml_model *model)
 {
     bench b = {.info = bml_model_get_info(model)};
@@ -315,6 +362,8 @@ static int bench_model(const bml_model *model)
         status = print_json(&b);
     else if (!status)
         print_table(&b);
+    if (!status && profile_file)
+        status = profile(&b);
     free(b.prompt);
     free(b.step);
     free(b.next);

@@ -4,60 +4,81 @@
  */
 #include "gpt2/forward.h"
 
+#include "base/clock.h"
 #include "base/memory.h"
 
-static void linear(const bml_model *m, bml_queue *queue, bml_buffer *out, const bml_buffer *x,
-                   const bml_linear_weights *w, int n_tokens)
+/* A pass on its way: what every kernel call needs. */
+typedef struct pass {
+    const bml_model *m;
+    const bml_backend *b;
+    bml_queue *queue;
+    const bml_trace *trace; /* NULL: nobody is watching */
+    int layer;              /* -1 outside the layers */
+    double began;           /* when the kernel began that is running now */
+} pass;
+
+static void report(pass *p, const char *kernel)
 {
-    if (w->w.out_in)
-        m->backend->linear_transposed(queue, out, x, &w->w, &w->bias.buffer, n_tokens);
-    else
-        m->backend->linear(queue, out, x, &w->w, &w->bias.buffer, n_tokens);
+    if (!p->trace)
+        return;
+    double now = bml_now();
+    p->trace->on_kernel(p->trace->context, kernel, p->layer, p->began, now);
+    p->began = now;
 }
 
-static void layernorm(const bml_model *m, bml_queue *queue, bml_buffer *out, const bml_buffer *x,
-                      const bml_norm_weights *norm, int n_rows, bool rows_of_batch)
+/* Calls a kernel of the backend, and reports it to whoever traces the pass. */
+#define RUN(p, kernel, ...) ((p)->b->kernel((p)->queue, __VA_ARGS__), report(p, #kernel))
+
+static void linear(pass *p, bml_buffer *out, const bml_buffer *x, const bml_linear_weights *w,
+                   int n_tokens)
 {
-    m->backend->layernorm(queue, out, x, &norm->weight.buffer, &norm->bias.buffer, n_rows,
-                          m->weights.config.n_embd, m->weights.config.layer_norm_epsilon,
-                          rows_of_batch);
+    if (w->w.out_in)
+        RUN(p, linear_transposed, out, x, &w->w, &w->bias.buffer, n_tokens);
+    else
+        RUN(p, linear, out, x, &w->w, &w->bias.buffer, n_tokens);
+}
+
+static void layernorm(pass *p, bml_buffer *out, const bml_buffer *x, const bml_norm_weights *norm,
+                      int n_rows, bool rows_of_batch)
+{
+    const bml_hf_config *c = &p->m->weights.config;
+    RUN(p, layernorm, out, x, &norm->weight.buffer, &norm->bias.buffer, n_rows, c->n_embd,
+        c->layer_norm_epsilon, rows_of_batch);
 }
 
 void bml_forward(const bml_model *m, bml_queue *queue, const bml_batch *batch, bml_activations *a,
-                 bml_kv_cache *cache, int n_valid)
+                 bml_kv_cache *cache, int n_valid, const bml_trace *trace)
 {
-    const bml_backend *b = m->backend;
-    int n = batch->n_tokens, n_head = m->weights.config.n_head,
-        head_dim = m->weights.config.n_embd / n_head;
-    size_t n_x = (size_t)n * (size_t)m->weights.config.n_embd;
+    const bml_hf_config *c = &m->weights.config;
+    int n = batch->n_tokens, head_dim = c->n_embd / c->n_head;
+    size_t n_x = (size_t)n * (size_t)c->n_embd, n_hidden = (size_t)n * (size_t)c->n_inner;
+    pass pass_state = {m, m->backend, queue, trace, -1, trace ? bml_now() : 0}, *p = &pass_state;
 
-    b->embedding(queue, &a->x, &m->weights.wte, &m->weights.wpe);
-    for (int l = 0; l < m->weights.config.n_layer; l++) {
+    RUN(p, embedding, &a->x, &m->weights.wte, &m->weights.wpe);
+    for (int l = p->layer = 0; l < c->n_layer; p->layer = ++l) {
         const bml_layer_weights *layer = &m->weights.layers[l];
 
-        layernorm(m, queue, &a->normed, &a->x, &layer->ln_1, n, false);
-        linear(m, queue, &a->qkv, &a->normed, &layer->c_attn, n);
-        b->qkv_split(queue, &a->q, &a->k, &a->v, &a->qkv, n, n_head, head_dim);
-        b->kv_append(queue, cache, l, &a->k, &a->v);
-        b->attention_cached(queue, &a->heads, &a->q, cache, l,
-                            bml_attention_scale(&m->weights.config, l));
-        b->heads_merge(queue, &a->merged, &a->heads, n, n_head, head_dim);
-        linear(m, queue, &a->branch, &a->merged, &layer->c_proj, n);
-        b->residual_add(queue, &a->x, &a->branch, n_x);
+        layernorm(p, &a->normed, &a->x, &layer->ln_1, n, false);
+        linear(p, &a->qkv, &a->normed, &layer->c_attn, n);
+        RUN(p, qkv_split, &a->q, &a->k, &a->v, &a->qkv, n, c->n_head, head_dim);
+        RUN(p, kv_append, cache, l, &a->k, &a->v);
+        RUN(p, attention_cached, &a->heads, &a->q, cache, l, bml_attention_scale(c, l));
+        RUN(p, heads_merge, &a->merged, &a->heads, n, c->n_head, head_dim);
+        linear(p, &a->branch, &a->merged, &layer->c_proj, n);
+        RUN(p, residual_add, &a->x, &a->branch, n_x);
 
-        layernorm(m, queue, &a->normed, &a->x, &layer->ln_2, n, false);
-        linear(m, queue, &a->hidden, &a->normed, &layer->c_fc, n);
-        b->gelu(queue, &a->hidden, (size_t)n * (size_t)m->weights.config.n_inner,
-                m->weights.config.activation);
-        linear(m, queue, &a->branch, &a->hidden, &layer->mlp_c_proj, n);
-        b->residual_add(queue, &a->x, &a->branch, n_x);
+        layernorm(p, &a->normed, &a->x, &layer->ln_2, n, false);
+        linear(p, &a->hidden, &a->normed, &layer->c_fc, n);
+        RUN(p, gelu, &a->hidden, n_hidden, c->activation);
+        linear(p, &a->branch, &a->hidden, &layer->mlp_c_proj, n);
+        RUN(p, residual_add, &a->x, &a->branch, n_x);
     }
+    p->layer = -1;
     if (batch->n_rows) {
-        layernorm(m, queue, &a->normed, &a->x, &m->weights.ln_f, batch->n_rows, true);
-        linear(m, queue, &a->logits, &a->normed, &m->weights.lm_head, batch->n_rows);
+        layernorm(p, &a->normed, &a->x, &m->weights.ln_f, batch->n_rows, true);
+        linear(p, &a->logits, &a->normed, &m->weights.lm_head, batch->n_rows);
         if (n_valid)
-            b->argmax(queue, &a->ids, &a->logits, batch->n_rows, m->weights.config.vocab_size,
-                      n_valid);
+            RUN(p, argmax, &a->ids, &a->logits, batch->n_rows, c->vocab_size, n_valid);
     }
 }
 

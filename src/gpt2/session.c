@@ -227,10 +227,11 @@ static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, fl
             return status;
         size_t n_rows = (size_t)pass.n_rows;
         int n_valid = next ? s->model->info.n_tokens : 0;
-        if (b->forward && !s->kernel_by_kernel)
+        const bml_trace *trace = s->trace.on_kernel ? &s->trace : NULL;
+        if (b->forward && !s->kernel_by_kernel && !trace)
             b->forward(s->queue, &s->model->weights, &pass, a, &s->cache, n_valid);
         else
-            bml_forward(s->model, s->queue, &pass, a, &s->cache, n_valid);
+            bml_forward(s->model, s->queue, &pass, a, &s->cache, n_valid, trace);
         status = b->end(s->queue, err);
         if (!status && next && n_rows)
             status = b->download(s->queue, next + rows, &a->ids, n_rows * sizeof *next, err);
@@ -271,6 +272,11 @@ bml_status bml_session_eval_argmax(bml_session *s, const bml_batch_token *batch,
                                    int32_t *next, bml_error *err)
 {
     return eval(s, batch, n, NULL, next, err);
+}
+
+void bml_session_trace(bml_session *s, bml_trace_fn *on_kernel, void *context)
+{
+    s->trace = (bml_trace){on_kernel, context};
 }
 
 bml_status bml_measure_limits(bml_session *s, bml_limits *limits, bml_error *err)

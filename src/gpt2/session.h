@@ -9,7 +9,8 @@ struct bml_session {
     bml_queue *queue;
     bml_kv_cache cache;
     bml_activations activations;
-    bool kernel_by_kernel; /* do without the backend's fused pass: for tests and profiles */
+    bool kernel_by_kernel; /* do without the backend's fused pass: for tests */
+    bml_trace trace;       /* on_kernel NULL: nobody is watching */
     int chunk;             /* most tokens in a pass */
     int rows;              /* most rows of logits in a pass */
     int *length;           /* [n_slots]: tokens in each slot */

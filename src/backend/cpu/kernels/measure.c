@@ -40,13 +40,33 @@ static void fma_part(void *context, int part, int n_parts)
 {
     (void)n_parts;
     const job *j = context;
-    vf sum[CHAINS] = {0}, a = vf_set1(j->data[0] + 0.5f), b = vf_set1(j->data[1] + 0.25f);
+    vf sum[CHAINS], a = vf_set1(j->data[0] + 0.5f), b = vf_set1(j->data[1] + 0.25f);
+    for (int i = 0; i < CHAINS; i++) /* all different, or the compiler would run one for all */
+        sum[i] = vf_set1((float)i);
     for (size_t step = 0; step < fma_steps; step++)
+#pragma GCC unroll 16 /* the chains must be registers */
         for (int i = 0; i < CHAINS; i++)
             sum[i] = vf_fma(sum[i], a, b);
     for (int i = 1; i < CHAINS; i++)
         sum[0] += sum[i];
     j->sink[part] = vf_sum(sum[0]);
+}
+
+static void dot_part(void *context, int part, int n_parts)
+{
+    (void)n_parts;
+    const job *j = context;
+    int32_t x4 = (int32_t)j->data[0] + 0x01020304;
+    vi sum[CHAINS], w = x4 - (vi){0};
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = i - (vi){0};
+    for (size_t step = 0; step < fma_steps; step++)
+#pragma GCC unroll 16 /* the chains must be registers */
+        for (int i = 0; i < CHAINS; i++)
+            sum[i] = vi_dot4(sum[i], w, x4);
+    for (int i = 1; i < CHAINS; i++)
+        sum[0] += sum[i];
+    j->sink[part] = (float)vi_sum(sum[0]);
 }
 
 static int by_value(const void *a, const void *b)
@@ -78,8 +98,9 @@ bml_status KERNEL(measure)(bml_queue *queue, bml_limits *limits, bml_error *err)
     } else {
         bml_pool_run(queue->pool, touch_part, &j);
         limits->read_bytes_per_s = (double)read_bytes / time_of(queue, read_part, &j);
-        limits->flops_per_s =
-            2.0 * VL * CHAINS * (double)fma_steps * n_threads / time_of(queue, fma_part, &j);
+        double lanes = (double)VL * CHAINS * (double)fma_steps * n_threads;
+        limits->flops_per_s = 2 * lanes / time_of(queue, fma_part, &j);
+        limits->int8_ops_per_s = 8 * lanes / time_of(queue, dot_part, &j);
     }
     free((void *)j.data);
     free(j.sink);
