@@ -65,13 +65,19 @@ static input prepare(const worker *w, const float *x, size_t n_rows, size_t n_in
     return (input){norm ? normed : x, quantized};
 }
 
+static void multiply_cols(const worker *w, bml_linear_job job, input in, size_t begin, size_t end)
+{
+    job.x = in.x;
+    job.quantized = in.quantized;
+    KERNEL(linear_cols)(&job, begin, end, w->scratch);
+}
+
+/* This thread's share of a product's columns. */
 static void multiply(const worker *w, bml_linear_job job, input in)
 {
     size_t begin, end;
-    job.x = in.x;
-    job.quantized = in.quantized;
     bml_split(job.n_out, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &begin, &end);
-    KERNEL(linear_cols)(&job, begin, end, w->scratch);
+    multiply_cols(w, job, in, begin, end);
 }
 
 static bml_linear_job product(const worker *w, bml_buffer *out, const bml_linear_weights *l)
@@ -109,26 +115,38 @@ static void attend(const pass *p, int layer, size_t t, size_t head, float scale,
      head, scale, scores);
 }
 
-/* A head's keys and queries stay with one thread if that shares the work evenly; else queries are
- * dealt out one by one, once all keys are stored. */
-static void attention(const worker *w, int layer, float scale)
+/*
+ * From the input of a layer to what its heads give, in merged. If whole heads shared out make even
+ * work, each thread does its heads from the product to the end and waits for nobody. Else the
+ * product is split by columns, and queries are dealt out one by one once all keys are stored.
+ */
+static void self_attention(const worker *w, int l, input in, const bml_linear_weights *c_attn)
 {
     const pass *p = w->p;
-    size_t n_parts = (size_t)w->n_parts, part = (size_t)w->part;
-    if (p->n_head % n_parts == 0 || p->n_tokens * p->n_head < 4 * n_parts) {
-        for (size_t head = part; head < p->n_head; head += n_parts) {
+    float scale = bml_attention_scale(&p->w->config, l);
+    bml_linear_job job = product(w, &p->a->qkv, c_attn);
+    size_t n_parts = (size_t)w->n_parts, part = (size_t)w->part, d = p->head_dim;
+    bool even = p->n_head % n_parts == 0 || p->n_tokens * p->n_head < 4 * n_parts;
+    if (even && d % KERNEL(linear_grain)(job.w) == 0) {
+        size_t begin, end;
+        bml_split(p->n_head, 1, w->part, w->n_parts, &begin, &end);
+        for (size_t third = 0; third < 3; third++)
+            multiply_cols(w, job, in, third * p->n_embd + begin * d, third * p->n_embd + end * d);
+        for (size_t head = begin; head < end; head++) {
             for (size_t t = 0; t < p->n_tokens; t++)
-                store_kv(p, layer, t, head);
+                store_kv(p, l, t, head);
             for (size_t t = 0; t < p->n_tokens; t++)
-                attend(p, layer, t, head, scale, w->scratch);
+                attend(p, l, t, head, scale, w->scratch);
         }
         return;
     }
-    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
-        store_kv(p, layer, at % p->n_tokens, at / p->n_tokens);
+    multiply(w, job, in);
     wait_for_all(w);
     for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
-        attend(p, layer, at % p->n_tokens, at / p->n_tokens, scale, w->scratch);
+        store_kv(p, l, at % p->n_tokens, at / p->n_tokens);
+    wait_for_all(w);
+    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
+        attend(p, l, at % p->n_tokens, at / p->n_tokens, scale, w->scratch);
 }
 
 static void layer(const worker *w, int l)
@@ -139,9 +157,7 @@ static void layer(const worker *w, int l)
     bml_activations *a = p->a;
 
     input in = prepare(w, a->x.data, n, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
-    multiply(w, product(w, &a->qkv, &weights->c_attn), in);
-    wait_for_all(w);
-    attention(w, l, bml_attention_scale(&p->w->config, l));
+    self_attention(w, l, in, &weights->c_attn);
     wait_for_all(w);
 
     bml_linear_job job = product(w, &a->branch, &weights->c_proj);
