@@ -111,7 +111,7 @@ void bml_file_close(bml_file *file)
 bool bml_path_exists(const char *path)
 {
     struct stat st;
-    return stat(path, &st) == 0;
+    return lstat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 bool bml_path_is_directory(const char *path)

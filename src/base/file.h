@@ -20,6 +20,8 @@ bml_status bml_file_read(const char *path, size_t limit, bml_file *file, bml_err
 /* {0} is fine. */
 void bml_file_close(bml_file *file);
 
+/* Whether something bears that name, be it a link to nowhere or in a directory that may not be
+ * searched: opening it then tells what is wrong. */
 bool bml_path_exists(const char *path);
 bool bml_path_is_directory(const char *path);
 

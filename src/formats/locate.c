@@ -292,7 +292,7 @@ static bml_status find_hub_model(const char *name, char **path, bml_error *err)
     hub_id id;
     if (!parse_id(name, &id))
         return bml_fail(err, BML_ERR_IO,
-                        "%.300s: no such file or directory, nor can it be a Hub id (such as "
+                        "%s: no such file or directory, nor can it be a Hub id (such as "
                         "openai-community/gpt2)",
                         name);
     char *cache, *found = NULL;
@@ -313,12 +313,10 @@ bml_status bml_model_find(const char *name, char **path, bml_error *err)
         return find_builtin(path, err);
     if (!*name)
         return bml_fail(err, BML_ERR_ARGUMENT, "the model's name is empty");
-    if (!bml_path_exists(name)) {
-        /* ENOENT leaves the cache to try; anything else says that NAME is a path. */
-        if (errno != ENOENT && errno != ENOTDIR)
-            return bml_fail(err, BML_ERR_IO, "%.300s: cannot open: %s", name, strerror(errno));
+    if (!bml_path_exists(name))
         return find_hub_model(name, path, err);
-    }
+    if (access(name, F_OK) != 0)
+        return bml_fail(err, BML_ERR_IO, "%s: cannot open: %s", name, strerror(errno));
     char *copy = bml_strndup(name, strlen(name));
     if (!copy)
         return bml_fail_memory(err, strlen(name), "a path");

@@ -1,8 +1,8 @@
 #include "tokenizer/builder.h"
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "tokenizer/hash.h"
-#include "tokenizer/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "formats/json.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokens_json.h"
 
@@ -40,6 +41,20 @@ static bml_status read_file(directory *d, int which, bml_error *err)
     return bml_file_read(d->paths[which], BML_TOKENIZER_FILE_LIMIT, &d->files[which], err);
 }
 
+/* tokenizer_config.json. Its numbers do not matter and may be of any size: transformers writes a
+ * "model_max_length" of 10^30, which only fits a float64. As in Python, the last of two keys
+ * counts.
+ */
+static bml_status read_config(directory *d, bml_error *err)
+{
+    bml_status status = read_file(d, CONFIG, err);
+    if (status || !d->files[CONFIG].data)
+        return status;
+    return bml_json_parse_object((const char *)d->files[CONFIG].data, d->files[CONFIG].size,
+                                 JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, d->paths[CONFIG],
+                                 &d->config, err);
+}
+
 static bml_status refuse_foreign(const char *path, bml_error *err)
 {
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
@@ -72,10 +87,7 @@ static bml_status load(directory *d, const char *path, bml_tokenizer **tokenizer
     if (!has_json && has_vocab != has_merges)
         return bml_fail(err, BML_ERR_IO, "%s: is missing beside %s: a tokenizer needs both",
                         d->paths[has_vocab ? MERGES : VOCAB], names[has_vocab ? VOCAB : MERGES]);
-    bml_status status = read_file(d, CONFIG, err);
-    if (!status && d->files[CONFIG].data)
-        status = bml_tokens_parse(d->paths[CONFIG], (const char *)d->files[CONFIG].data,
-                                  d->files[CONFIG].size, &d->config, err);
+    bml_status status = read_config(d, err);
     if (has_json) {
         if (!status)
             status = read_file(d, TOKENIZER, err);

@@ -1,7 +1,7 @@
 #include "tokenizer/pretokenize.h"
 
+#include "base/utf8.h"
 #include "tokenizer/unicode.h"
-#include "tokenizer/utf8.h"
 
 /* Not a class: a byte that only decoding can classify. */
 enum { NOT_ASCII = BML_UNICODE_SPACE + 1 };

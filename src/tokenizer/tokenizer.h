@@ -2,6 +2,7 @@
 #ifndef BML_TOKENIZER_TOKENIZER_H
 #define BML_TOKENIZER_TOKENIZER_H
 
+#include "base/utf8.h"
 #include "bml.h"
 
 /*
@@ -18,11 +19,5 @@ bml_status bml_tokenizer_parse_json(const char *json, size_t length, const char 
 bml_status bml_tokenizer_parse_files(const char *vocab, size_t vocab_length, const char *merges,
                                      size_t merges_length, const char *origin,
                                      bml_tokenizer **tokenizer, bml_error *err);
-
-/*
- * The length of the longest prefix of TEXT that ends on a character boundary: everything but an
- * unfinished UTF-8 sequence at the end. Invalid bytes count as finished. For streaming.
- */
-size_t bml_utf8_complete(const char *text, size_t length);
 
 #endif

@@ -139,11 +139,50 @@ printf 'PK\003\004' >pickled/pytorch_model.bin
 refuses 1 'pytorch_model.bin\|safetensors' generate -m pickled -n 1
 mkfifo fifo.safetensors
 refuses 1 'fifo.safetensors' generate -m ./fifo.safetensors -n 1
-if [ "$(id -u)" != 0 ]; then
-    chmod 000 nothing
-    refuses 1 'nothing' generate -m ./nothing -n 1
-    chmod 700 nothing
+# What is there but cannot be opened is not missing: without its tokenizer a model would load.
+for link in vocab.json config.json model.safetensors; do
+    rm -rf model
+    cp -r good model
+    printf '{"a": 0}' >model/vocab.json
+    printf '#version: 0.2\n' >model/merges.txt
+    for target in nowhere $link; do
+        rm model/$link
+        ln -s $target model/$link
+        refuses 1 "model/$link: cannot open" generate -m model -n 1 --ids 1
+        [ $link != vocab.json ] || refuses 1 "model/$link: cannot open" tokenize -m model
+    done
+done
+ln -s nowhere dangling
+refuses 1 'dangling: cannot open: No such file' generate -m ./dangling
+# Root may read everything, so that it has to become somebody else.
+user=
+[ "$(id -u)" != 0 ] || user='setpriv --reuid=65534 --regid=65534 --clear-groups'
+chmod 755 .
+# shellcheck disable=SC2086
+if $user "$bml" --version >/dev/null 2>&1; then
+    rm -rf model
+    cp -r good model
+    printf '{"a": 0}' >model/vocab.json
+    printf '#version: 0.2\n' >model/merges.txt
+    chmod 000 model
+    for command in 'generate -m model -n 1' 'tokenize -m model' 'score -m model --ids 1,2' \
+        'inspect model'; do
+        status=0
+        $user "$bml" $command >out 2>err </dev/null || status=$?
+        check_refusal 1 'model.*Permission denied' "an unreadable directory: $command"
+    done
+    chmod 755 model
+else
+    echo "an unreadable directory is not tested: root cannot be anybody else here"
 fi
+
+# ---- names that do not fit a line ----
+long=$(head -c 5000 /dev/zero | tr '\0' n)
+container "{\"$long\":$two,\"wte.weight\":$two}" 8 | bad 'a long name' 'overlap at byte'
+container "{\"a\\u0085b\\u2028c\\n\":$two,\"b\":$two}" 8 | bad 'line ends in a name' '"a??b???c?"'
+refuses 1 'cannot open: File name too long' generate -m "./$long"
+refuses 1 'cannot open: File name too long' generate -f "$long"
+refuses 1 'a??b???c?: no such' generate -m "$(printf 'a\302\205b\342\200\250c\377')"
 HF_HOME=$work/empty-cache HF_HUB_CACHE=$work/empty-cache
 export HF_HOME HF_HUB_CACHE
 refuses 1 'no-such-org/no-such-model' generate -m no-such-org/no-such-model -n 1

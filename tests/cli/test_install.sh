@@ -43,9 +43,18 @@ grep -q "\"path\": \"$(cd "$prefix" && pwd -P)" out || grep -q "\"path\": \"$pre
 PKG_CONFIG_PATH=$lib/pkgconfig
 export PKG_CONFIG_PATH
 cp "$SOURCE_DIR/examples/hello.c" .
-# CMake's --prefix moves the tree, so the file's own prefix is overridden in the same way.
-flags() { pkg-config --define-variable=prefix="$prefix" "$@" bml |
-    sed "s|-I[^ ]*/include|-I$prefix/include|; s|-L[^ ]*/lib[^ ]*|-L$lib|"; }
+# The tree lies elsewhere than where the build was configured for; bml.pc must not mind.
+flags() { pkg-config "$@" bml; }
+same_directory() { [ "$(cd "$1" && pwd -P)" = "$(cd "$2" && pwd -P)" ]; }
+for variable in prefix includedir libdir; do
+    case $variable in
+    prefix) want=$prefix ;;
+    includedir) want=$prefix/include ;;
+    libdir) want=$lib ;;
+    esac
+    same_directory "$(pkg-config --variable=$variable bml)" "$want" ||
+        fail "bml.pc: $variable is $(pkg-config --variable=$variable bml), not $want"
+done
 # shellcheck disable=SC2046
 ${CC:-cc} -std=c11 -Wall -Wextra -Werror hello.c $(flags --cflags --libs) -Wl,-rpath,"$lib" \
     -o hello ||

@@ -42,6 +42,17 @@ refuses 1 'is a directory' logits -p a --out directory
 for left in x.npy.*; do
     [ ! -e "$left" ] || fail "a failed run left $left"
 done
+# A link stays a link, as /dev/stdout must.
+ln -s target.npy link.npy
+for round in first second; do
+    works logits -p 'Once upon a time' --out link.npy
+    [ -L link.npy ] || fail "--out replaces the $round link"
+    cmp target.npy four.npy || fail "--out does not write what a link leads to"
+done
+if [ -e /dev/stdout ]; then
+    "$bml" logits -p 'Once upon a time' --out /dev/stdout | cmp - four.npy ||
+        fail "--out /dev/stdout writes something else"
+fi
 if [ -c /dev/full ]; then
     refuses 1 'cannot write' logits -p a --out /dev/full
 fi

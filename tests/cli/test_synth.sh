@@ -36,7 +36,7 @@ refuses 1 'file/below' synth --preset tiny file/below
 works inspect f32
 grep -q 'n_layer' out && grep -q 'wte.weight' out || fail "inspect does not show config and tensors"
 works bench -m f32 -r 2 --json
-limits="\"limits\": \{\"read_gb_s\": $number, \"gflop_s\": $number\}"
+limits="\"limits\": \{\"read_gb_s\": $number, \"gflop_s\": $number, \"int8_gop_s\": $number\}"
 prefill="\"prefill\": \{\"tokens\": 64, .*\"percent_of_peak\": $number\}"
 decode="\"decode\": \{\"tokens\": 64, .*\"percent_of_bandwidth\": $number\}"
 output_matches "\{\"model\": \"f32\", .*$limits, $prefill, $decode\}" "bench --json"

@@ -1,10 +1,10 @@
 /* The pre-tokeniser against a slow, literal reading of GPT-2's pattern, and its helpers. */
 #include "testing.h"
 
+#include "base/utf8.h"
 #include "tokenizer/pretokenize.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
-#include "tokenizer/utf8.h"
 
 enum { MAX_CHARS = 64 };
 

@@ -448,6 +448,11 @@ static void tokenizer_json_first(void **state)
     put(&d, "tokenizer_config.json",
         "{\"add_prefix_space\":true,\"tokenizer_class\":\"PreTrainedTokenizerFast\"}");
     expect_text(load(&d), "a", true, "0");
+    /* As transformers writes it where the length is unknown: int(1e30). */
+    put(&d, "tokenizer_config.json",
+        "{\"add_prefix_space\":false,\"add_prefix_space\":true,"
+        "\"model_max_length\":1000000000000000019884624838656}");
+    expect_text(load(&d), "a", true, "1 0");
     put(&d, "tokenizer_config.json", "{\"added_tokens_decoder\":[]}");
     refuse(&d, BML_ERR_FORMAT, PARTS("tokenizer_config.json", "added_tokens_decoder"));
     put(&d, "tokenizer_config.json", "{\"added_tokens_decoder\":{\"1\":{}}}");

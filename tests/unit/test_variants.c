@@ -123,32 +123,40 @@ static void test_logits(void **state)
     variant_free(&l);
 }
 
-/* The same continuation by bml_generate, and step by step with the device's argmax. */
-static void test_greedy(void **state)
+/* The same continuation by bml_generate, and step by step with the device's argmax; also with more
+ * threads than such a small model has work for. */
+static void greedy_with(const loaded *l, int n_threads)
 {
-    const variant *v = *state;
-    loaded l = variant_load(v);
     bml_error err;
     bml_session *session;
-    expect_ok(bml_session_new(l.model, NULL, &session, &err), &err);
-    expect_greedy("bml_generate", session, l.prompt, l.n_prompt, l.greedy, l.n_greedy);
+    bml_session_options options = {.n_threads = n_threads};
+    expect_ok(bml_session_new(l->model, &options, &session, &err), &err);
+    expect_greedy("bml_generate", session, l->prompt, l->n_prompt, l->greedy, l->n_greedy);
 
     expect_ok(bml_session_truncate(session, 0, 0, &err), &err);
-    bml_batch_token *batch = calloc(l.n_prompt, sizeof *batch);
+    bml_batch_token *batch = calloc(l->n_prompt, sizeof *batch);
     assert_non_null(batch);
-    for (size_t i = 0; i < l.n_prompt; i++)
-        batch[i].token = l.prompt[i];
-    batch[l.n_prompt - 1].want_logits = true;
-    size_t n = l.n_prompt;
-    for (size_t i = 0; i < l.n_greedy; i++) {
+    for (size_t i = 0; i < l->n_prompt; i++)
+        batch[i].token = l->prompt[i];
+    batch[l->n_prompt - 1].want_logits = true;
+    size_t n = l->n_prompt;
+    for (size_t i = 0; i < l->n_greedy; i++) {
         int32_t next = -1;
         expect_ok(bml_session_eval_argmax(session, batch, n, &next, &err), &err);
-        expect_ids("bml_session_eval_argmax", &next, 1, &l.greedy[i], 1);
+        expect_ids("bml_session_eval_argmax", &next, 1, &l->greedy[i], 1);
         batch[0] = (bml_batch_token){.token = next, .want_logits = true};
         n = 1;
     }
     free(batch);
     bml_session_free(session);
+}
+
+static void test_greedy(void **state)
+{
+    static const int n_threads[] = {0, 3, 7, 16};
+    loaded l = variant_load(*state);
+    for (size_t i = 0; i < sizeof n_threads / sizeof *n_threads; i++)
+        greedy_with(&l, n_threads[i]);
     variant_free(&l);
 }
 

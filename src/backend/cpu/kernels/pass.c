@@ -212,16 +212,17 @@ static void head(const worker *w)
     if (w->part)
         return;
     for (size_t r = 0; r < n; r++) {
-        bml_best all = bml_cpu_best(p->queue, 0)[r];
-        for (int part = 1; part < w->n_parts; part++) {
+        bml_best all = {.finite = true};
+        for (int part = 0; part < w->n_parts; part++) { /* ties stay with the lower id */
             bml_best other = bml_cpu_best(p->queue, part)[r];
             if (!other.any)
                 continue;
             all.finite &= other.finite;
-            if (other.logit > all.logit) { /* ties stay with the lower id */
+            if (!all.any || other.logit > all.logit) {
                 all.id = other.id;
                 all.logit = other.logit;
             }
+            all.any = true;
         }
         ((int32_t *)p->a->ids.data)[r] = all.finite ? (int32_t)all.id : -1;
     }

@@ -1,6 +1,4 @@
-#include "tokenizer/utf8.h"
-
-#include "tokenizer/tokenizer.h"
+#include "base/utf8.h"
 
 /* What a lead byte promises: the length of its character and the range of the second byte, which
  * is where overlong forms, surrogates and the end of Unicode show. Length 0: not a lead byte. */
