@@ -4,6 +4,7 @@
 #include "base/memory.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -16,6 +17,7 @@ static const int64_t spin_ns = 20000;
 
 struct bml_pool {
     int n_threads, n_started;
+    bool crowded; /* more threads than may run at once: who waits lets others run */
     pthread_t *threads;
     pthread_mutex_t mutex;
     pthread_cond_t job_ready, job_done;
@@ -52,23 +54,33 @@ static int64_t now_ns(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
+/* These loads are sequentially consistent, as are the counters of sleepers: of a thread that is
+ * about to sleep and one that makes its condition true, at least one must see the other. */
 static bool job_is_new(bml_pool *pool, unsigned seen)
 {
-    return atomic_load_explicit(&pool->epoch, memory_order_acquire) != seen ||
+    return atomic_load(&pool->epoch) != seen ||
            atomic_load_explicit(&pool->stop, memory_order_relaxed);
 }
 
 static bool job_is_done(bml_pool *pool)
 {
-    return atomic_load_explicit(&pool->n_running, memory_order_acquire) == 0;
+    return atomic_load(&pool->n_running) == 0;
+}
+
+static void pause_or_yield(const bml_pool *pool)
+{
+    if (pool->crowded)
+        sched_yield();
+    else
+        cpu_relax();
 }
 
 /* Polls for up to spin_ns; the clock is read only now and then. */
-#define SPIN_UNTIL(condition)                                                                      \
+#define SPIN_UNTIL(pool, condition)                                                                \
     do {                                                                                           \
         int64_t deadline = now_ns() + spin_ns;                                                     \
         for (int i = 1; !(condition) && (i % 64 || now_ns() < deadline); i++)                      \
-            cpu_relax();                                                                           \
+            pause_or_yield(pool);                                                                  \
     } while (0)
 
 static void *worker_main(void *argument)
@@ -77,7 +89,7 @@ static void *worker_main(void *argument)
     free(argument);
     bml_pool *pool = w.pool;
     for (unsigned seen = 0;; seen++) {
-        SPIN_UNTIL(job_is_new(pool, seen));
+        SPIN_UNTIL(pool, job_is_new(pool, seen));
         if (!job_is_new(pool, seen)) {
             pthread_mutex_lock(&pool->mutex);
             atomic_fetch_add(&pool->n_sleeping, 1);
@@ -114,7 +126,7 @@ void bml_pool_run(bml_pool *pool, void (*work)(void *context, int part, int n_pa
         pthread_mutex_unlock(&pool->mutex);
     }
     work(context, 0, pool->n_threads);
-    SPIN_UNTIL(job_is_done(pool));
+    SPIN_UNTIL(pool, job_is_done(pool));
     if (!job_is_done(pool)) {
         pthread_mutex_lock(&pool->mutex);
         atomic_store(&pool->caller_sleeping, true);
@@ -127,7 +139,7 @@ void bml_pool_run(bml_pool *pool, void (*work)(void *context, int part, int n_pa
 
 static bool barrier_is_passed(bml_pool *pool, unsigned seen)
 {
-    return atomic_load_explicit(&pool->barrier_epoch, memory_order_acquire) != seen;
+    return atomic_load(&pool->barrier_epoch) != seen;
 }
 
 void bml_pool_barrier(bml_pool *pool)
@@ -145,7 +157,7 @@ void bml_pool_barrier(bml_pool *pool)
         }
         return;
     }
-    SPIN_UNTIL(barrier_is_passed(pool, seen));
+    SPIN_UNTIL(pool, barrier_is_passed(pool, seen));
     if (!barrier_is_passed(pool, seen)) {
         pthread_mutex_lock(&pool->mutex);
         atomic_fetch_add(&pool->barrier_sleepers, 1);
@@ -172,6 +184,7 @@ bml_status bml_pool_new(int n_threads, bml_pool **out, bml_error *err)
     }
     pool->threads = threads;
     pool->n_threads = n_threads;
+    pool->crowded = n_threads > bml_cpu_count();
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->job_ready, NULL);
     pthread_cond_init(&pool->job_done, NULL);
