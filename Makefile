@@ -4,9 +4,11 @@ BUILD = build
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 10
+# CMake runs make below this one, which would announce every directory.
+MAKEFLAGS += --no-print-directory
 STORY = generate --echo -p "Once upon a time" -n 250 --temperature 0.8 --top-k 40 --ignore-eos
 
-.PHONY: all run test bench install asan fuzz format clean
+.PHONY: all run test bench install asan fuzz portability format clean
 
 all: $(BUILD)/bml
 
@@ -40,6 +42,15 @@ fuzz:
 	cmake --preset fuzz >/dev/null
 	cmake --build --preset fuzz -j $(JOBS)
 	@sh tests/fuzz/run.sh $(BUILD)/fuzz/tests $(FUZZ_SECONDS)
+
+# Older x86-64 processors and 64-bit Arm, under qemu; on x86-64 Debian.
+portability:
+	@sh tools/dependencies.sh portability
+	cmake --preset release -DBML_TESTS=ON >/dev/null
+	cmake --build --preset release -j $(JOBS)
+	cmake --preset aarch64 >/dev/null
+	cmake --build --preset aarch64 -j $(JOBS)
+	@sh tests/portability/run.sh $(BUILD) $(BUILD)/aarch64
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h')

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes sure that what a build needs is installed: sh dependencies.sh build|tests|fuzz
+# Makes sure that what a build needs is installed: sh dependencies.sh build|tests|fuzz|portability
 # Installs missing packages with apt or brew where it can; where it cannot, prints the exact command
 # and stops.
 set -eu
@@ -9,7 +9,7 @@ works() { # does the command run?
     "$@" >/dev/null 2>&1
 }
 
-missing=
+missing= before=
 need() { # need DEBIAN-PACKAGE BREW-PACKAGE TEST...
     debian=$1 brew=$2
     shift 2
@@ -24,7 +24,8 @@ else
     system=none
 fi
 
-need gcc gcc cc --version
+# On Debian a compiler only recommends the C library's headers.
+need "gcc libc6-dev" gcc sh -c 'echo "#include <stdio.h>" | cc -E -'
 need make make make --version
 need cmake cmake cmake --version
 need pkg-config pkgconf pkg-config --version
@@ -43,6 +44,18 @@ if [ "$purpose" = fuzz ]; then
         missing="$missing libclang-rt-14-dev"
     fi
 fi
+if [ "$purpose" = portability ]; then
+    if [ "$system" != apt ] || [ "$(uname -m)" != x86_64 ]; then
+        echo "make portability needs Debian on x86-64: it cross-builds with Debian's packages" >&2
+        exit 1
+    fi
+    arm=aarch64-linux-gnu
+    need "gcc-$arm libc6-dev-arm64-cross" - sh -c "echo '#include <stdio.h>' | $arm-gcc -E -"
+    need qemu-user-static - qemu-aarch64-static --version
+    for library in jansson cmocka; do
+        need lib$library-dev:arm64 - test -e /usr/lib/$arm/pkgconfig/$library.pc
+    done
+fi
 [ -n "$missing" ] || exit 0
 
 case $system in
@@ -50,11 +63,12 @@ apt)
     as_root=
     [ "$(id -u)" = 0 ] || as_root=sudo
     command="$as_root apt-get install -y --no-install-recommends$missing"
+    [ "$purpose" != portability ] || before="$as_root dpkg --add-architecture arm64"
     echo "installing missing packages:$missing"
     if [ -z "$as_root" ] || works sudo -n true; then
         export DEBIAN_FRONTEND=noninteractive
         # shellcheck disable=SC2086
-        if { $as_root apt-get update -qq && $command; } >/tmp/bml-packages.$$ 2>&1; then
+        if { ${before:-true} && $as_root apt-get update -qq && $command; } >/tmp/bml-packages.$$ 2>&1; then
             rm -f /tmp/bml-packages.$$
             exit 0
         fi
@@ -73,5 +87,5 @@ brew)
     ;;
 esac
 echo "Packages are missing and could not be installed from here. Please run:" >&2
-echo "    $command" >&2
+echo "    ${before:+$before && $as_root apt-get update && }$command" >&2
 exit 1

@@ -755,7 +755,8 @@ static void test_argmax(void **state)
     }
 }
 
-int main(void)
+/* test_kernels [ISA]: every instruction set that this machine has, or the one named. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
@@ -776,12 +777,13 @@ int main(void)
         cmocka_unit_test(test_nan_goes_through),
         cmocka_unit_test(test_argmax),
     };
-    int failed = 0;
+    int failed = 0, groups = 0;
     for (int isa = 0; isa < BML_CPU_N_ISAS; isa++)
         for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
             b = bml_cpu_backend((bml_cpu_isa)isa);
-            if (!b)
+            if (!b || (argc > 1 && strcmp(argv[1], bml_cpu_isa_name((bml_cpu_isa)isa)) != 0))
                 continue;
+            groups++;
             seed = (uint64_t)(isa * 10 + n_threads);
             if (b->open(&device, NULL) || b->queue_new(device, n_threads, &queue, NULL))
                 return 1;
@@ -792,5 +794,7 @@ int main(void)
             b->queue_free(queue);
             b->close(device);
         }
-    return failed != 0;
+    if (!groups)
+        fprintf(stderr, "this machine does not have the kernels %s\n", argv[1]);
+    return failed || !groups;
 }

@@ -26,10 +26,12 @@ struct bml_queue {
     char *memory;
     size_t bytes, bytes_each, own_rows_at, own_quantized_at, best_at;
     void *quantized; /* rows of bml_quant_row for every token */
+    float *second;   /* [BML_CPU_OWN_ROWS, the device's max_width]; see linear_rows.c */
 };
 
-/* What row-major products pack panels of weights into; at least that much scratch has a thread. */
-enum { BML_CPU_PACK_BYTES = 256 << 10 };
+/* Row-major products pack panels of weights, up to BML_CPU_PANEL columns of half of the inputs,
+ * into a thread's scratch: as many as fit this, or one. */
+enum { BML_CPU_PACK_BYTES = 256 << 10, BML_CPU_PANEL = 32 };
 
 /* Up to this many rows are normed and quantised by every thread for itself. */
 enum { BML_CPU_OWN_ROWS = 8 };
@@ -67,17 +69,21 @@ static inline void bml_split(size_t n, size_t grain, int part, int n_parts, size
         *end = n;
 }
 
-/* The instruction sets that kernels are built for, best last. */
+/* The instruction sets that kernels are built for; of one architecture's, best last. */
 typedef enum bml_cpu_isa {
-    BML_CPU_BASE,
-    BML_CPU_AVX2,
+    BML_CPU_BASE, /* what every machine of the architecture has: SSE2, NEON */
+    BML_CPU_AVX2, /* with FMA and F16C */
     BML_CPU_AVX512,
     BML_CPU_AVX512VNNI,
+    BML_CPU_DOTPROD, /* Arm: NEON with the integer dot product, sdot */
     BML_CPU_N_ISAS
 } bml_cpu_isa;
 
 /* The backend with the kernels for one instruction set; NULL if this build or this machine does
  * not have it. */
 const bml_backend *bml_cpu_backend(bml_cpu_isa isa);
+
+/* "base", "avx2", "avx512", "avx512vnni", "dotprod" */
+const char *bml_cpu_isa_name(bml_cpu_isa isa);
 
 #endif

@@ -227,13 +227,17 @@ bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *er
      * as float32 and as int8, and its candidates for argmax. Sizes are those of a config, checked
      * when it was read: their sums and products fit easily. */
     size_t scratch = round_up(n_scores * sizeof(float));
+    size_t panel = round_up((width + 1) / 2 * BML_CPU_PANEL * sizeof(float));
     if (scratch < BML_CPU_PACK_BYTES)
         scratch = BML_CPU_PACK_BYTES;
+    if (scratch < panel)
+        scratch = panel;
     size_t own_quantized = round_up(BML_CPU_OWN_ROWS * width * sizeof(float)) + scratch;
     size_t best = own_quantized + BML_CPU_OWN_ROWS * bml_quant_row_bytes(width);
     size_t each = round_up(best + (size_t)batch->n_rows * sizeof(bml_best));
     size_t shared = each * (size_t)bml_pool_threads(queue->pool);
-    size_t bytes = shared + n_tokens * bml_quant_row_bytes(width);
+    size_t second = shared + n_tokens * bml_quant_row_bytes(width);
+    size_t bytes = second + BML_CPU_OWN_ROWS * width * sizeof(float);
     if (bytes > queue->bytes) {
         char *memory = aligned_alloc(64, round_up(bytes));
         if (!memory)
@@ -247,6 +251,7 @@ bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *er
     queue->own_quantized_at = own_quantized;
     queue->best_at = best;
     queue->quantized = queue->memory + shared;
+    queue->second = (float *)(queue->memory + second);
     queue->batch = batch;
     return BML_OK;
 }

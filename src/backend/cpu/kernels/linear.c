@@ -23,6 +23,20 @@ size_t KERNEL(linear_grain)(const bml_weight *w)
     return bml_is_packed(w->format) || w->out_in ? 2 * BML_TILE : 4 * BML_TILE;
 }
 
+bool KERNEL(linear_by_halves)(const bml_linear_job *j, int n_parts)
+{
+    return !bml_is_packed(j->w->format) && !j->w->out_in && j->n_tokens <= BML_CPU_OWN_ROWS &&
+           n_parts % 2 == 0;
+}
+
+void KERNEL(linear_part)(const bml_linear_job *j, int part, int n_parts)
+{
+    size_t begin, end;
+    bml_split(j->n_out, KERNEL(linear_grain)(j->w), part / 2, n_parts / 2, &begin, &end);
+    if (begin < end)
+        KERNEL(linear_half)(j, part % 2, begin, end);
+}
+
 typedef struct pool_job {
     bml_linear_job linear;
     bml_queue *queue;
@@ -43,12 +57,19 @@ static void cols_part(void *context, int part, int n_parts)
     const pool_job *j = context;
     size_t begin, end;
     bml_split(j->linear.n_out, KERNEL(linear_grain)(j->linear.w), part, n_parts, &begin, &end);
-    KERNEL(linear_cols)(&j->linear, begin, end, bml_cpu_scratch(j->queue, part));
+    if (KERNEL(linear_by_halves)(&j->linear, n_parts)) {
+        KERNEL(linear_part)(&j->linear, part, n_parts);
+        bml_pool_barrier(j->queue->pool);
+        KERNEL(linear_join)(&j->linear, begin, end);
+    } else {
+        KERNEL(linear_cols)(&j->linear, begin, end, bml_cpu_scratch(j->queue, part));
+    }
 }
 
 void KERNEL(linear_run)(bml_queue *queue, bml_linear_job *job)
 {
     pool_job j = {*job, queue};
+    j.linear.second = queue->second;
     if (bml_is_packed(job->w->format)) {
         j.linear.quantized = queue->quantized;
         bml_pool_run(queue->pool, quantize_part, &j);

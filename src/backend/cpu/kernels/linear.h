@@ -12,6 +12,8 @@ typedef struct bml_linear_job {
     float *out;      /* [n_tokens, n_out]; with ADD also needed, as room for partial sums */
     const float *x;  /* [n_tokens, n_in]; not used by packed weights */
     void *quantized; /* the same as rows of bml_quant_row; packed weights only */
+    float *second; /* [n_tokens, n_out]: room for sums over the second half of the inputs; row-major
+                      [in, out] weights and up to BML_CPU_OWN_ROWS tokens only */
     const bml_weight *w;
     const float *bias; /* [n_out] or NULL */
     size_t n_tokens, n_in, n_out;
@@ -42,6 +44,16 @@ size_t KERNEL(linear_grain)(const bml_weight *w);
 void KERNEL(linear_rows)(const bml_linear_job *job, size_t begin, size_t end, float *scratch);
 void KERNEL(linear_dots)(const bml_linear_job *job, size_t begin, size_t end);
 void KERNEL(linear_packed)(const bml_linear_job *job, size_t begin, size_t end);
+
+/*
+ * The part of one thread of several, without columns: where linear_by_halves says so, a thread
+ * first does a half of the inputs (linear_half, as linear_part splits it) and, after a barrier,
+ * joins the halves of the columns that it is to finish.
+ */
+bool KERNEL(linear_by_halves)(const bml_linear_job *job, int n_parts);
+void KERNEL(linear_part)(const bml_linear_job *job, int part, int n_parts);
+void KERNEL(linear_half)(const bml_linear_job *job, int half, size_t begin, size_t end);
+void KERNEL(linear_join)(const bml_linear_job *job, size_t begin, size_t end);
 
 /* A whole job on the queue's pool; quantises x first where the weights are packed. */
 void KERNEL(linear_run)(bml_queue *queue, bml_linear_job *job);

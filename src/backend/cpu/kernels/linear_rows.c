@@ -1,53 +1,45 @@
 /*
  * out = x W + bias with W stored [in, out], the layout of Hugging Face's Conv1D.
  *
- * Every output is one chain of fused multiply-adds over the inputs in order, beginning with the
- * bias: its bits do not depend on the batch, on blocking or on threads. Two ways through memory:
- *   stream  few tokens: W is read once, row by row, and the outputs stay in the first-level cache;
- *   blocked many tokens: panels of W are packed (and widened) once, and register tiles of
- *           TILE_ROWS tokens x TILE_VECS vectors run over them.
+ * Every output is two chains of fused multiply-adds: one over the first half of the inputs in
+ * order, beginning with the bias, and one over the second half; then the two are added. Nothing
+ * else decides an output's bits: not the batch, not blocking, not threads. Two halves, because a
+ * thread that takes half of the inputs reads one stretch of memory from end to end, where half of
+ * the columns would be a piece of every row. Two ways through memory: stream  few tokens: W is read
+ * once, row by row, and the outputs stay in the first-level cache; blocked many tokens: panels of W
+ * are packed (and widened) once, and register tiles of TILE_ROWS tokens x TILE_VECS vectors run
+ * over them.
  */
 #include "backend/cpu/kernels/linear.h"
 
 enum {
-#if VL == 16 /* 32 registers: 24 accumulators */
+#if VL == 16 || defined(__aarch64__) /* 32 registers: 24 accumulators */
     TILE_ROWS = 12,
 #else /* 16 registers: 12 accumulators */
     TILE_ROWS = 6,
 #endif
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * VL,
-    PANELS = 4,          /* panels packed at a time: a tile of x is used for all of them */
-    DEPTH = 512,         /* inputs packed at a time */
-    STREAM_TOKENS = 8,   /* at most this many tokens are streamed */
-    STREAM_ROWS = 16,    /* rows of W at a time */
-    STREAM_TILE = 4,     /* tokens, or vectors, that share a load */
-    STREAM_FLOATS = 4096 /* outputs that stay in the first-level cache */
+    STREAM_ROWS = 16, /* rows of W at a time, where several tokens share them */
+    STREAM_TILE = 4   /* tokens, or vectors, that share a load */
 };
-_Static_assert(PANELS *TILE_COLS *DEPTH * sizeof(float) <= BML_CPU_PACK_BYTES, "scratch");
+_Static_assert((int)TILE_COLS <= (int)BML_CPU_PANEL, "scratch");
 
 typedef bml_linear_job job;
 
-static inline float *out_at(const job *j, size_t token, size_t col)
+/* Inputs first..last of a half. */
+static void inputs_of(const job *j, int half, size_t *first, size_t *last)
 {
-    return j->out + token * j->n_out + col;
-}
-
-static void begin_with_bias(const job *j, size_t begin, size_t end)
-{
-    for (size_t t = 0; t < j->n_tokens; t++)
-        if (j->bias)
-            memcpy(out_at(j, t, begin), j->bias + begin, (end - begin) * sizeof(float));
-        else
-            memset(out_at(j, t, begin), 0, (end - begin) * sizeof(float));
+    *first = half ? j->n_in / 2 : 0;
+    *last = half ? j->n_in : j->n_in / 2;
 }
 
 /* ---- stream -----------------------------------------------------------------------------------*/
 
 /* Adds rows of W to VECS vectors of TOKENS outputs, in registers. */
 static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_dtype dtype,
-                                                              size_t tokens, size_t vecs,
-                                                              size_t token, size_t row,
+                                                              float *sums, size_t tokens,
+                                                              size_t vecs, size_t token, size_t row,
                                                               size_t n_rows, size_t col, int tail)
 {
     vf acc[STREAM_TILE][STREAM_TILE];
@@ -55,7 +47,7 @@ static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_
     size_t row_bytes = j->n_out * bml_dtype_size(dtype);
     for (size_t t = 0; t < tokens; t++)
         for (size_t v = 0; v < vecs; v++) {
-            const float *out = out_at(j, token + t, col + v * VL);
+            const float *out = sums + (token + t) * j->n_out + col + v * VL;
             acc[t][v] = tail ? vf_load_n(out, tail) : vf_load(out);
         }
     for (size_t r = row; r < row + n_rows; r++) {
@@ -71,7 +63,7 @@ static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_
     }
     for (size_t t = 0; t < tokens; t++)
         for (size_t v = 0; v < vecs; v++) {
-            float *out = out_at(j, token + t, col + v * VL);
+            float *out = sums + (token + t) * j->n_out + col + v * VL;
             if (tail)
                 vf_store_n(out, acc[t][v], tail);
             else
@@ -79,45 +71,87 @@ static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_
         }
 }
 
-/* Columns begin..end of every output, STREAM_ROWS rows of W at a time. */
-static inline __attribute__((always_inline)) void stream_cols(const job *j, bml_dtype dtype,
+/* What the caches should hold when the next rows' turn comes. */
+static inline void prefetch(const job *j, bml_dtype dtype, size_t row, size_t n_rows, size_t col)
+{
+    size_t size = bml_dtype_size(dtype);
+    for (size_t r = row; r < row + n_rows && r < j->n_in; r++) {
+        const char *at = (const char *)j->w->buffer.data + (r * j->n_out + col) * size;
+        for (size_t byte = 0; byte < STREAM_TILE * VL * size; byte += 64)
+            __builtin_prefetch(at + byte);
+    }
+}
+
+/* Rows first..last and columns begin..end, GROUP rows at a time. */
+static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_dtype dtype,
+                                                              float *sums, size_t group,
+                                                              size_t first, size_t last,
                                                               size_t begin, size_t end)
 {
-    for (size_t row = 0; row < j->n_in; row += STREAM_ROWS) {
-        size_t n_rows = j->n_in - row < STREAM_ROWS ? j->n_in - row : STREAM_ROWS, col = begin;
+    for (size_t row = first; row < last; row += group) {
+        size_t n_rows = last - row < group ? last - row : group, col = begin;
         for (; col + STREAM_TILE * VL <= end; col += STREAM_TILE * VL) {
             size_t t = 0;
+            prefetch(j, dtype, row + (group == 1 ? 4 : group), n_rows, col);
             for (; t + STREAM_TILE <= j->n_tokens; t += STREAM_TILE)
                 for (size_t v = 0; v < STREAM_TILE; v += 2)
-                    stream_tile(j, dtype, STREAM_TILE, 2, t, row, n_rows, col + v * VL, 0);
+                    stream_tile(j, dtype, sums, STREAM_TILE, 2, t, row, n_rows, col + v * VL, 0);
             for (; t < j->n_tokens; t++)
-                stream_tile(j, dtype, 1, STREAM_TILE, t, row, n_rows, col, 0);
+                stream_tile(j, dtype, sums, 1, STREAM_TILE, t, row, n_rows, col, 0);
         }
         for (; col < end; col += VL)
             for (size_t t = 0; t < j->n_tokens; t++)
-                stream_tile(j, dtype, 1, 1, t, row, n_rows, col,
+                stream_tile(j, dtype, sums, 1, 1, t, row, n_rows, col,
                             end - col < VL ? (int)(end - col) : 0);
     }
 }
 
-static void stream_part(const job *j, size_t begin, size_t end)
+static inline __attribute__((always_inline)) void stream_as(const job *j, bml_dtype dtype,
+                                                            float *sums, size_t first, size_t last,
+                                                            size_t begin, size_t end)
 {
-    begin_with_bias(j, begin, end);
-    size_t block = STREAM_FLOATS / j->n_tokens / TILE_COLS * TILE_COLS;
-    for (size_t col = begin; col < end; col += block) {
-        size_t stop = end - col < block ? end : col + block;
-        switch (j->w->dtype) {
-        case BML_F32:
-            stream_cols(j, BML_F32, col, stop);
-            break;
-        case BML_BF16:
-            stream_cols(j, BML_BF16, col, stop);
-            break;
-        default:
-            stream_cols(j, BML_F16, col, stop);
-        }
-        bml_linear_finish_stored(j, col, stop);
+    /* One or two tokens: one sequential stream is what memory does best. More: fewer trips of the
+     * outputs between cache and registers. */
+    if (j->n_tokens <= 2)
+        stream_rows(j, dtype, sums, 1, first, last, begin, end);
+    else
+        stream_rows(j, dtype, sums, STREAM_ROWS, first, last, begin, end);
+}
+
+void KERNEL(linear_half)(const job *j, int half, size_t begin, size_t end)
+{
+    float *sums = half ? j->second : j->out;
+    size_t first, last;
+    inputs_of(j, half, &first, &last);
+    for (size_t t = 0; t < j->n_tokens; t++)
+        if (half == 0 && j->bias)
+            memcpy(sums + t * j->n_out + begin, j->bias + begin, (end - begin) * sizeof(float));
+        else
+            memset(sums + t * j->n_out + begin, 0, (end - begin) * sizeof(float));
+    switch (j->w->dtype) {
+    case BML_F32:
+        stream_as(j, BML_F32, sums, first, last, begin, end);
+        break;
+    case BML_BF16:
+        stream_as(j, BML_BF16, sums, first, last, begin, end);
+        break;
+    default:
+        stream_as(j, BML_F16, sums, first, last, begin, end);
     }
+}
+
+void KERNEL(linear_join)(const job *j, size_t begin, size_t end)
+{
+    for (size_t t = 0; t < j->n_tokens; t++)
+        for (size_t c = begin; c < end; c += VL) {
+            size_t at = t * j->n_out + c;
+            int n = end - c < VL ? (int)(end - c) : VL;
+            if (n == VL)
+                bml_linear_finish(j, t, c, vf_load(j->out + at) + vf_load(j->second + at));
+            else
+                bml_linear_finish(j, t, c,
+                                  vf_load_n(j->out + at, n) + vf_load_n(j->second + at, n));
+        }
 }
 
 /* ---- blocked ----------------------------------------------------------------------------------*/
@@ -142,10 +176,10 @@ static void pack_panel(const job *j, size_t row, size_t depth, size_t col, float
     }
 }
 
-/* Adds depth inputs to a tile of up to ROWS tokens (n_rows of them real) x TILE_COLS outputs. */
+/* One half of up to ROWS tokens (n_rows of them real) x TILE_COLS outputs. */
 static inline __attribute__((always_inline)) void tile(const job *j, size_t rows, size_t n_rows,
-                                                       size_t token, size_t row, size_t depth,
-                                                       size_t col, const float *panel)
+                                                       size_t token, int half, size_t row,
+                                                       size_t depth, size_t col, const float *panel)
 {
     vf acc[TILE_ROWS][TILE_VECS];
     const float *x[TILE_ROWS];
@@ -153,15 +187,14 @@ static inline __attribute__((always_inline)) void tile(const job *j, size_t rows
     for (size_t v = 0; v < TILE_VECS; v++) {
         size_t at = col + v * VL;
         n[v] = at >= j->n_out ? 0 : j->n_out - at < VL ? (int)(j->n_out - at) : VL;
+        vf start = {0};
+        if (half == 0 && j->bias && n[v])
+            start = n[v] == VL ? vf_load(j->bias + at) : vf_load_n(j->bias + at, n[v]);
+        for (size_t r = 0; r < rows; r++)
+            acc[r][v] = start;
     }
-    for (size_t r = 0; r < rows; r++) {
-        size_t t = token + (r < n_rows ? r : n_rows - 1);
-        x[r] = j->x + t * j->n_in + row;
-        for (size_t v = 0; v < TILE_VECS; v++) {
-            const float *out = out_at(j, t, col + v * VL);
-            acc[r][v] = n[v] == VL ? vf_load(out) : n[v] ? vf_load_n(out, n[v]) : (vf){0};
-        }
-    }
+    for (size_t r = 0; r < rows; r++)
+        x[r] = j->x + (token + (r < n_rows ? r : n_rows - 1)) * j->n_in + row;
     for (size_t i = 0; i < depth; i++, panel += TILE_COLS) {
         vf w[TILE_VECS];
         for (size_t v = 0; v < TILE_VECS; v++)
@@ -172,49 +205,61 @@ static inline __attribute__((always_inline)) void tile(const job *j, size_t rows
                 acc[r][v] = vf_fma(xi, w[v], acc[r][v]);
         }
     }
-    bool last = row + depth == j->n_in;
     for (size_t r = 0; r < rows && r < n_rows; r++)
-        for (size_t v = 0; v < TILE_VECS; v++) {
-            float *out = out_at(j, token + r, col + v * VL);
-            if (last)
-                bml_linear_finish(j, token + r, col + v * VL, acc[r][v]);
+        for (size_t v = 0; v < TILE_VECS && n[v]; v++) {
+            float *out = j->out + (token + r) * j->n_out + col + v * VL;
+            if (half)
+                bml_linear_finish(j, token + r, col + v * VL,
+                                  (n[v] == VL ? vf_load(out) : vf_load_n(out, n[v])) + acc[r][v]);
             else if (n[v] == VL)
                 vf_store(out, acc[r][v]);
-            else if (n[v])
+            else
                 vf_store_n(out, acc[r][v], n[v]);
         }
 }
 
-static void blocked_part(const job *j, size_t begin, size_t end, float *panels)
+static void all_tiles(const job *j, int half, size_t row, size_t depth, size_t col, size_t n_panels,
+                      const float *panels)
 {
-    begin_with_bias(j, begin, end);
-    for (size_t col = begin; col < end; col += PANELS * TILE_COLS)
-        for (size_t row = 0; row < j->n_in; row += DEPTH) {
-            size_t depth = j->n_in - row < DEPTH ? j->n_in - row : DEPTH;
-            size_t n_panels = 0;
-            for (; n_panels < PANELS && col + n_panels * TILE_COLS < end; n_panels++)
-                pack_panel(j, row, depth, col + n_panels * TILE_COLS,
-                           panels + n_panels * DEPTH * TILE_COLS);
-            for (size_t t = 0; t < j->n_tokens; t += TILE_ROWS) {
-                size_t n_rows = j->n_tokens - t < TILE_ROWS ? j->n_tokens - t : TILE_ROWS;
-                for (size_t p = 0; p < n_panels; p++) {
-                    const float *panel = panels + p * DEPTH * TILE_COLS;
-                    size_t c = col + p * TILE_COLS;
-                    if (n_rows > TILE_ROWS * 2 / 3)
-                        tile(j, TILE_ROWS, n_rows, t, row, depth, c, panel);
-                    else if (n_rows > TILE_ROWS / 3)
-                        tile(j, TILE_ROWS * 2 / 3, n_rows, t, row, depth, c, panel);
-                    else
-                        tile(j, TILE_ROWS / 3, n_rows, t, row, depth, c, panel);
-                }
-            }
+    for (size_t t = 0; t < j->n_tokens; t += TILE_ROWS) {
+        size_t n_rows = j->n_tokens - t < TILE_ROWS ? j->n_tokens - t : TILE_ROWS;
+        for (size_t p = 0; p < n_panels; p++) {
+            const float *panel = panels + p * depth * TILE_COLS;
+            size_t c = col + p * TILE_COLS;
+            if (n_rows > TILE_ROWS * 2 / 3)
+                tile(j, TILE_ROWS, n_rows, t, half, row, depth, c, panel);
+            else if (n_rows > TILE_ROWS / 3)
+                tile(j, TILE_ROWS * 2 / 3, n_rows, t, half, row, depth, c, panel);
+            else
+                tile(j, TILE_ROWS / 3, n_rows, t, half, row, depth, c, panel);
+        }
+    }
+}
+
+static void blocked(const job *j, size_t begin, size_t end, float *panels)
+{
+    size_t panel_bytes = (j->n_in - j->n_in / 2) * TILE_COLS * sizeof(float);
+    size_t most_panels = BML_CPU_PACK_BYTES / panel_bytes;
+    if (most_panels == 0)
+        most_panels = 1; /* the scratch has room for one of any model's width */
+    for (size_t col = begin; col < end; col += most_panels * TILE_COLS)
+        for (int half = 0; half < 2; half++) {
+            size_t row, last, n_panels = 0;
+            inputs_of(j, half, &row, &last);
+            for (; n_panels < most_panels && col + n_panels * TILE_COLS < end; n_panels++)
+                pack_panel(j, row, last - row, col + n_panels * TILE_COLS,
+                           panels + n_panels * (last - row) * TILE_COLS);
+            all_tiles(j, half, row, last - row, col, n_panels, panels);
         }
 }
 
 void KERNEL(linear_rows)(const bml_linear_job *j, size_t begin, size_t end, float *scratch)
 {
-    if (j->n_tokens <= STREAM_TOKENS)
-        stream_part(j, begin, end);
-    else
-        blocked_part(j, begin, end, scratch);
+    if (j->n_tokens > BML_CPU_OWN_ROWS) {
+        blocked(j, begin, end, scratch);
+        return;
+    }
+    KERNEL(linear_half)(j, 0, begin, end);
+    KERNEL(linear_half)(j, 1, begin, end);
+    KERNEL(linear_join)(j, begin, end);
 }

@@ -65,19 +65,34 @@ static input prepare(const worker *w, const float *x, size_t n_rows, size_t n_in
     return (input){norm ? normed : x, quantized};
 }
 
-static void multiply_cols(const worker *w, bml_linear_job job, input in, size_t begin, size_t end)
+/* The first step of a product; columns are finished by finish_cols, in any split. */
+static bml_linear_job begin_product(const worker *w, bml_linear_job job, input in)
 {
     job.x = in.x;
     job.quantized = in.quantized;
-    KERNEL(linear_cols)(&job, begin, end, w->scratch);
+    job.second = w->p->queue->second;
+    if (KERNEL(linear_by_halves)(&job, w->n_parts)) {
+        KERNEL(linear_part)(&job, w->part, w->n_parts);
+        wait_for_all(w);
+    }
+    return job;
 }
 
-/* This thread's share of a product's columns. */
+static void finish_cols(const worker *w, const bml_linear_job *job, size_t begin, size_t end)
+{
+    if (KERNEL(linear_by_halves)(job, w->n_parts))
+        KERNEL(linear_join)(job, begin, end);
+    else
+        KERNEL(linear_cols)(job, begin, end, w->scratch);
+}
+
+/* A product, of which this thread finishes its share of the columns. */
 static void multiply(const worker *w, bml_linear_job job, input in)
 {
     size_t begin, end;
+    job = begin_product(w, job, in);
     bml_split(job.n_out, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &begin, &end);
-    multiply_cols(w, job, in, begin, end);
+    finish_cols(w, &job, begin, end);
 }
 
 static bml_linear_job product(const worker *w, bml_buffer *out, const bml_linear_weights *l)
@@ -130,8 +145,9 @@ static void self_attention(const worker *w, int l, input in, const bml_linear_we
     if (even && d % KERNEL(linear_grain)(job.w) == 0) {
         size_t begin, end;
         bml_split(p->n_head, 1, w->part, w->n_parts, &begin, &end);
+        job = begin_product(w, job, in);
         for (size_t third = 0; third < 3; third++)
-            multiply_cols(w, job, in, third * p->n_embd + begin * d, third * p->n_embd + end * d);
+            finish_cols(w, &job, third * p->n_embd + begin * d, third * p->n_embd + end * d);
         for (size_t head = begin; head < end; head++) {
             for (size_t t = 0; t < p->n_tokens; t++)
                 store_kv(p, l, t, head);
@@ -190,12 +206,11 @@ static void head(const worker *w)
     const bml_linear_weights *lm_head = &p->w->lm_head;
     input in = prepare(w, p->a->x.data, n, p->n_embd, &p->w->ln_f, true, &lm_head->w);
     bml_linear_job job =
-        bml_linear_job_of(p->a->logits.data, in.x, &lm_head->w, &lm_head->bias.buffer, n);
-    job.quantized = in.quantized;
-    bml_split(job.n_out, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &begin, &end);
-    KERNEL(linear_cols)(&job, begin, end, w->scratch);
+        bml_linear_job_of(p->a->logits.data, NULL, &lm_head->w, &lm_head->bias.buffer, n);
+    multiply(w, job, in);
     if (!p->n_valid)
         return;
+    bml_split(job.n_out, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &begin, &end);
     size_t valid = end < (size_t)p->n_valid ? end : (size_t)p->n_valid;
     bml_best *best = bml_cpu_best(p->queue, w->part);
     for (size_t r = 0; r < n; r++) {
