@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "backend/cpu/pool.h"
 
 #include "base/error.h"
@@ -38,10 +39,14 @@ typedef struct worker {
     int part;
 } worker;
 
+/* Leaves the core to its other hardware thread for some nanoseconds. Not x86's pause: a virtual
+ * machine's host takes a loop of pauses for a lock that somebody else must be run for, and stops
+ * the virtual processor; a barrier of two threads took 28 us so, and takes under 1 us without. */
 static inline void cpu_relax(void)
 {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
+#if defined(__x86_64__)
+    for (int i = 0; i < 4; i++)
+        __asm__ volatile("lfence");
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
@@ -168,6 +173,37 @@ void bml_pool_barrier(bml_pool *pool)
     }
 }
 
+#ifdef __linux__
+/*
+ * Where a pool takes every processor that it may use, each worker gets one of its own, the one the
+ * caller is on excepted. Left to the scheduler, two threads that often sleep for a moment can end
+ * up on one processor while another program has the second, and then every barrier costs two
+ * switches.
+ */
+static void pin_workers(bml_pool *pool)
+{
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) != pool->n_threads)
+        return;
+    int callers = sched_getcpu(), cpu = 0;
+    for (int part = 1; part < pool->n_threads; part++, cpu++) {
+        while (cpu < CPU_SETSIZE && (!CPU_ISSET(cpu, &allowed) || cpu == callers))
+            cpu++;
+        if (cpu == CPU_SETSIZE)
+            return;
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cpu, &own);
+        pthread_setaffinity_np(pool->threads[part], sizeof own, &own);
+    }
+}
+#else
+static void pin_workers(bml_pool *pool)
+{
+    (void)pool;
+}
+#endif
+
 bml_status bml_pool_new(int n_threads, bml_pool **out, bml_error *err)
 {
     if (n_threads == 0)
@@ -201,6 +237,7 @@ bml_status bml_pool_new(int n_threads, bml_pool **out, bml_error *err)
         }
         pool->n_started++;
     }
+    pin_workers(pool);
     *out = pool;
     return BML_OK;
 }
