@@ -15,10 +15,11 @@ enum {
 
 typedef bml_linear_job job;
 
-/* TOKENS x OUTS = VL sums, of which the first N_OUTS outputs of each token exist. */
+/* TOKENS x OUTS = VL sums, of which the first N_OUTS outputs of each token exist. AHEAD asks for
+ * the rows of W behind these, which come next. */
 static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype dtype, size_t tokens,
-                                                       size_t outs, size_t n_outs, size_t token,
-                                                       size_t o)
+                                                       size_t outs, size_t n_outs, bool ahead,
+                                                       size_t token, size_t o)
 {
     vf acc[VL] = {0}; /* [tokens][outs] */
     const float *x[VL];
@@ -37,6 +38,9 @@ static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype d
             xs[t] = vf_load(x[t] + i);
         for (size_t r = 0; r < outs; r++) {
             vf ws = vf_load_as(dtype, w[r], i);
+            if (ahead && i * bml_dtype_size(dtype) % 64 == 0) /* the rows after these */
+                __builtin_prefetch((const char *)w[r] +
+                                   (outs * j->n_in + i) * bml_dtype_size(dtype));
             for (size_t t = 0; t < tokens; t++)
                 acc[t * outs + r] = vf_fma(xs[t], ws, acc[t * outs + r]);
         }
@@ -73,10 +77,10 @@ static inline __attribute__((always_inline)) void run(const job *j, bml_dtype dt
             for (size_t part = 0; part < n; part += TILE_OUTS) {
                 size_t n_outs = n - part < TILE_OUTS ? n - part : TILE_OUTS;
                 for (size_t t = first; t < tiled; t += TILE_TOKENS)
-                    tile(j, dtype, TILE_TOKENS, TILE_OUTS, n_outs, t, o + part);
+                    tile(j, dtype, TILE_TOKENS, TILE_OUTS, n_outs, t == first, t, o + part);
             }
             for (size_t t = tiled; t < last; t++)
-                tile(j, dtype, 1, VL, n, t, o);
+                tile(j, dtype, 1, VL, n, tiled == first, t, o);
         }
     }
 }

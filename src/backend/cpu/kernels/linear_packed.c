@@ -37,8 +37,8 @@ static inline void finish(const bml_linear_job *j, size_t token, size_t col, vf 
     bml_linear_finish(j, token, col, y);
 }
 
-static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *j, size_t tokens,
-                                                          size_t tiles, size_t token, size_t tile)
+static inline __attribute__((always_inline)) void
+tile_q8(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t token, size_t tile)
 {
     size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q8, j->n_in);
     const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
@@ -59,7 +59,10 @@ static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *
         }
         FOR_EACH(k, BML_BLOCK / 4) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
         {
-            vi row = vi_load(q + n * tile_bytes + (b * (BML_BLOCK / 4) + k) * 64 + v * 4 * VL);
+            const char *at = q + n * tile_bytes + (b * (BML_BLOCK / 4) + k) * 64 + v * 4 * VL;
+            vi row = vi_load(at);
+            if (ahead)
+                __builtin_prefetch(at + tiles * tile_bytes);
             FOR_EACH(t, tokens)
             dot[t][n][v] = vi_dot4(dot[t][n][v], row, four(x[t].q, b * BML_BLOCK + 4 * k));
         }
@@ -77,8 +80,8 @@ static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *
     FOR_EACH(v, VECS) finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
 }
 
-static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *j, size_t tokens,
-                                                          size_t tiles, size_t token, size_t tile)
+static inline __attribute__((always_inline)) void
+tile_q4(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t token, size_t tile)
 {
     size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q4, j->n_in);
     const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
@@ -102,7 +105,10 @@ static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *
         }
         FOR_EACH(k, 4) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
         {
-            vi row = vi_load(q + n * tile_bytes + (half * 4 + k) * 64 + v * 4 * VL);
+            const char *at = q + n * tile_bytes + (half * 4 + k) * 64 + v * 4 * VL;
+            vi row = vi_load(at);
+            if (ahead)
+                __builtin_prefetch(at + tiles * tile_bytes);
             vi low = vi_lookup16(table, row & 0x0f0f0f0f);
             vi high = vi_lookup16(table, (row >> 4) & 0x0f0f0f0f);
             FOR_EACH(t, tokens)
@@ -127,34 +133,50 @@ static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *
     }
 }
 
-typedef void tile_kernel(const bml_linear_job *j, size_t tokens, size_t tiles, size_t token,
-                         size_t tile);
+/* AHEAD: ask for the tiles behind these, which come next; for the first tokens, where memory sets
+ * the pace. */
+typedef void tile_kernel(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead,
+                         size_t token, size_t tile);
 
 /* All tokens of one tile or of TILES: MOST_TOKENS at a time, and what that leaves over. */
-static inline __attribute__((always_inline)) void
-all_tokens(const bml_linear_job *j, tile_kernel kernel, size_t tiles, size_t tile)
+static inline __attribute__((always_inline)) void some_tokens(const bml_linear_job *j,
+                                                              tile_kernel kernel, size_t tiles,
+                                                              size_t tile, size_t first,
+                                                              size_t last)
 {
-    for (size_t t = 0; t < j->n_tokens;) {
-        size_t left = j->n_tokens - t;
+    for (size_t t = first; t < last;) {
+        size_t left = last - t;
         if (left >= MOST_TOKENS && left != 2 * FEW_TOKENS && left != 2 * FEW_TOKENS + 1) {
-            kernel(j, MOST_TOKENS, tiles, t, tile);
+            kernel(j, MOST_TOKENS, tiles, false, t, tile);
             t += MOST_TOKENS;
         } else if (left >= FEW_TOKENS) {
-            kernel(j, FEW_TOKENS, tiles, t, tile);
+            if (t == first)
+                kernel(j, FEW_TOKENS, tiles, true, t, tile);
+            else
+                kernel(j, FEW_TOKENS, tiles, false, t, tile);
             t += FEW_TOKENS;
         } else {
-            kernel(j, 1, tiles, t++, tile);
+            kernel(j, 1, tiles, false, t, tile);
+            t++;
         }
     }
 }
 
+/* Tokens in blocks that stay in the second-level cache while the weights go by. */
 static inline __attribute__((always_inline)) void
-all_tiles(const bml_linear_job *j, tile_kernel kernel, size_t tile, size_t last)
+all_tiles(const bml_linear_job *j, tile_kernel kernel, size_t begin, size_t end)
 {
-    for (; j->n_tokens >= FEW_TOKENS && tile + TILES <= last; tile += TILES)
-        all_tokens(j, kernel, TILES, tile);
-    for (; tile < last; tile++)
-        all_tokens(j, kernel, 1, tile);
+    enum { BLOCK_BYTES = 256 << 10 };
+    size_t block = BLOCK_BYTES / bml_quant_row_bytes(j->n_in) / MOST_TOKENS * MOST_TOKENS;
+    if (block < MOST_TOKENS)
+        block = MOST_TOKENS;
+    for (size_t first = 0; first < j->n_tokens; first += block) {
+        size_t last = j->n_tokens - first < block ? j->n_tokens : first + block, tile = begin;
+        for (; last - first >= FEW_TOKENS && tile + TILES <= end; tile += TILES)
+            some_tokens(j, kernel, TILES, tile, first, last);
+        for (; tile < end; tile++)
+            some_tokens(j, kernel, 1, tile, first, last);
+    }
 }
 
 void KERNEL(linear_packed)(const bml_linear_job *j, size_t begin, size_t end)

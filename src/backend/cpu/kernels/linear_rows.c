@@ -36,11 +36,11 @@ static void inputs_of(const job *j, int half, size_t *first, size_t *last)
 
 /* ---- stream -----------------------------------------------------------------------------------*/
 
-/* Adds rows of W to VECS vectors of TOKENS outputs, in registers. */
-static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_dtype dtype,
-                                                              float *sums, size_t tokens,
-                                                              size_t vecs, size_t token, size_t row,
-                                                              size_t n_rows, size_t col, int tail)
+/* Adds rows of W to VECS vectors of TOKENS outputs, in registers; asks for the rows AHEAD of them,
+ * if that is not 0. */
+static inline __attribute__((always_inline)) void
+stream_tile(const job *j, bml_dtype dtype, float *sums, size_t tokens, size_t vecs, size_t token,
+            size_t row, size_t n_rows, size_t ahead, size_t col, int tail)
 {
     vf acc[STREAM_TILE][STREAM_TILE];
     const char *w = (const char *)j->w->buffer.data;
@@ -52,6 +52,10 @@ static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_
         }
     for (size_t r = row; r < row + n_rows; r++) {
         vf wr[STREAM_TILE];
+        if (ahead) /* past the end of the matrix this is harmless: a prefetch cannot fault */
+            for (size_t byte = 0; byte < vecs * VL * bml_dtype_size(dtype); byte += 64)
+                __builtin_prefetch(w + (r + ahead) * row_bytes + col * bml_dtype_size(dtype) +
+                                   byte);
         for (size_t v = 0; v < vecs; v++)
             wr[v] = tail ? vf_load_as_n(dtype, w + r * row_bytes, col, tail)
                          : vf_load_as(dtype, w + r * row_bytes, col + v * VL);
@@ -71,17 +75,6 @@ static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_
         }
 }
 
-/* What the caches should hold when the next rows' turn comes. */
-static inline void prefetch(const job *j, bml_dtype dtype, size_t row, size_t n_rows, size_t col)
-{
-    size_t size = bml_dtype_size(dtype);
-    for (size_t r = row; r < row + n_rows && r < j->n_in; r++) {
-        const char *at = (const char *)j->w->buffer.data + (r * j->n_out + col) * size;
-        for (size_t byte = 0; byte < STREAM_TILE * VL * size; byte += 64)
-            __builtin_prefetch(at + byte);
-    }
-}
-
 /* Rows first..last and columns begin..end, GROUP rows at a time. */
 static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_dtype dtype,
                                                               float *sums, size_t group,
@@ -92,16 +85,20 @@ static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_
         size_t n_rows = last - row < group ? last - row : group, col = begin;
         for (; col + STREAM_TILE * VL <= end; col += STREAM_TILE * VL) {
             size_t t = 0;
-            prefetch(j, dtype, row + (group == 1 ? 4 : group), n_rows, col);
             for (; t + STREAM_TILE <= j->n_tokens; t += STREAM_TILE)
                 for (size_t v = 0; v < STREAM_TILE; v += 2)
-                    stream_tile(j, dtype, sums, STREAM_TILE, 2, t, row, n_rows, col + v * VL, 0);
+                    stream_tile(j, dtype, sums, STREAM_TILE, 2, t, row, n_rows, t ? 0 : group,
+                                col + v * VL, 0);
             for (; t < j->n_tokens; t++)
-                stream_tile(j, dtype, sums, 1, STREAM_TILE, t, row, n_rows, col, 0);
+                stream_tile(j, dtype, sums, 1, STREAM_TILE, t, row, n_rows,
+                            t            ? 0
+                            : group == 1 ? 4
+                                         : group,
+                            col, 0);
         }
         for (; col < end; col += VL)
             for (size_t t = 0; t < j->n_tokens; t++)
-                stream_tile(j, dtype, sums, 1, 1, t, row, n_rows, col,
+                stream_tile(j, dtype, sums, 1, 1, t, row, n_rows, 0, col,
                             end - col < VL ? (int)(end - col) : 0);
     }
 }
