@@ -33,6 +33,9 @@ struct bml_queue {
  * into a thread's scratch: as many as fit this, or one. */
 enum { BML_CPU_PACK_BYTES = 256 << 10, BML_CPU_PANEL = 32 };
 
+/* At most this many queries have their scores in a thread's scratch at a time. */
+enum { BML_CPU_QUERIES = 4 };
+
 /* Up to this many rows are normed and quantised by every thread for itself. */
 enum { BML_CPU_OWN_ROWS = 8 };
 

@@ -226,7 +226,7 @@ bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *er
     /* A thread's share: scratch (scores, or packed weights), the rows that it prepares for itself
      * as float32 and as int8, and its candidates for argmax. Sizes are those of a config, checked
      * when it was read: their sums and products fit easily. */
-    size_t scratch = round_up(n_scores * sizeof(float));
+    size_t scratch = round_up(BML_CPU_QUERIES * (n_scores + BML_CPU_QUERIES) * sizeof(float));
     size_t panel = round_up((width + 1) / 2 * BML_CPU_PANEL * sizeof(float));
     if (scratch < BML_CPU_PACK_BYTES)
         scratch = BML_CPU_PACK_BYTES;

@@ -66,10 +66,15 @@ void KERNEL(layernorm_row)(float *out, const float *x, const float *weight, cons
 void KERNEL(cache_store)(const bml_kv_cache *cache, void *to, int32_t slot, int32_t position,
                          size_t head, const float *from);
 
-/* One query of one head against its slot's cache up to and including POSITION; SCORES has room for
- * that many floats. */
-void KERNEL(attend)(float *out, const float *q, const bml_kv_cache *cache, int layer, int32_t slot,
-                    int32_t position, size_t head, float scale, float *scores);
+/*
+ * The attention of one head for a group of the batch's tokens: group of attend_groups, a few tokens
+ * each. Token t's query is q[t * q_stride..], its result goes to out[t * out_stride..]. All keys
+ * and values of the batch lie in the cache. SCRATCH is the thread's.
+ */
+size_t KERNEL(attend_groups)(const bml_batch *batch);
+void KERNEL(attend_group)(const bml_batch *batch, size_t group, float *out, size_t out_stride,
+                          const float *q, size_t q_stride, const bml_kv_cache *cache, int layer,
+                          size_t head, float scale, float *scratch);
 
 /* argmax over n logits. */
 int32_t KERNEL(argmax_row)(const float *logits, size_t n);

@@ -121,13 +121,13 @@ static void store_kv(const pass *p, int layer, size_t t, size_t head)
     KERNEL(cache_store)(p->cache, p->cache->v[layer].data, slot, position, head, k + p->n_embd);
 }
 
-static void attend(const pass *p, int layer, size_t t, size_t head, float scale, float *scores)
+/* One group of queries of one head, from qkv into merged. */
+static void attend(const pass *p, int layer, size_t group, size_t head, float scale, float *scratch)
 {
-    size_t at = t * p->n_embd + head * p->head_dim;
-    const float *q = (const float *)p->a->qkv.data + t * 3 * p->n_embd + head * p->head_dim;
-    KERNEL(attend)
-    ((float *)p->a->merged.data + at, q, p->cache, layer, p->batch->slot[t], p->batch->position[t],
-     head, scale, scores);
+    KERNEL(attend_group)
+    (p->batch, group, (float *)p->a->merged.data + head * p->head_dim, p->n_embd,
+     (const float *)p->a->qkv.data + head * p->head_dim, 3 * p->n_embd, p->cache, layer, head,
+     scale, scratch);
 }
 
 /*
@@ -141,6 +141,7 @@ static void self_attention(const worker *w, int l, input in, const bml_linear_we
     float scale = bml_attention_scale(&p->w->config, l);
     bml_linear_job job = product(w, &p->a->qkv, c_attn);
     size_t n_parts = (size_t)w->n_parts, part = (size_t)w->part, d = p->head_dim;
+    size_t n_groups = KERNEL(attend_groups)(p->batch);
     bool even = p->n_head % n_parts == 0 || p->n_tokens * p->n_head < 4 * n_parts;
     if (even && d % KERNEL(linear_grain)(job.w) == 0) {
         size_t begin, end;
@@ -151,8 +152,8 @@ static void self_attention(const worker *w, int l, input in, const bml_linear_we
         for (size_t head = begin; head < end; head++) {
             for (size_t t = 0; t < p->n_tokens; t++)
                 store_kv(p, l, t, head);
-            for (size_t t = 0; t < p->n_tokens; t++)
-                attend(p, l, t, head, scale, w->scratch);
+            for (size_t group = 0; group < n_groups; group++)
+                attend(p, l, group, head, scale, w->scratch);
         }
         return;
     }
@@ -161,8 +162,8 @@ static void self_attention(const worker *w, int l, input in, const bml_linear_we
     for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
         store_kv(p, l, at % p->n_tokens, at / p->n_tokens);
     wait_for_all(w);
-    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
-        attend(p, l, at % p->n_tokens, at / p->n_tokens, scale, w->scratch);
+    for (size_t at = part; at < p->n_head * n_groups; at += n_parts)
+        attend(p, l, at % n_groups, at / n_groups, scale, w->scratch);
 }
 
 static void layer(const worker *w, int l)
