@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 10
 MAKEFLAGS += --no-print-directory
 STORY = generate --echo -p "Once upon a time" -n 250 --temperature 0.8 --top-k 40 --ignore-eos
 
-.PHONY: all run test bench install asan fuzz portability format clean
+.PHONY: all run test bench bench-kernels install asan fuzz portability format clean
 
 all: $(BUILD)/bml
 
@@ -25,6 +25,11 @@ test:
 
 bench: all
 	$(BUILD)/bml bench
+
+# Each kernel alone.
+bench-kernels: all
+	@cmake --build --preset release -j $(JOBS) --target bench_kernels
+	$(BUILD)/bench_kernels
 
 install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
