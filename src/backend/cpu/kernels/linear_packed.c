@@ -27,8 +27,6 @@ static inline int32_t four(const int8_t *q, size_t at)
     return x4;
 }
 
-#define FOR_EACH(index, n) _Pragma("GCC unroll 16") for (size_t index = 0; index < (n); index++)
-
 static inline void finish(const bml_linear_job *j, size_t token, size_t col, vf y)
 {
     if (j->bias && col < j->n_out)
@@ -45,39 +43,45 @@ tile_q8(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t
     const char *q = w + bml_tile_header(BML_WEIGHTS_Q8, j->n_in);
     bml_quant_row x[MOST_TOKENS];
     vf acc[MOST_TOKENS][TILES][VECS];
-    FOR_EACH(t, tokens)
-    {
+    FOR_EACH (t, tokens) {
         x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
-        FOR_EACH(n, tiles) FOR_EACH(v, VECS) acc[t][n][v] = (vf){0};
+        FOR_EACH (n, tiles)
+            FOR_EACH (v, VECS)
+                acc[t][n][v] = (vf){0};
     }
     for (size_t b = 0; b < n_blocks; b++) {
         vi dot[MOST_TOKENS][TILES][VECS];
-        FOR_EACH(t, tokens)
-        {
+        FOR_EACH (t, tokens) {
             vi start = vi_dot4_start(x[t].correction[2 * b] + x[t].correction[2 * b + 1]);
-            FOR_EACH(n, tiles) FOR_EACH(v, VECS) dot[t][n][v] = start;
+            FOR_EACH (n, tiles)
+                FOR_EACH (v, VECS)
+                    dot[t][n][v] = start;
         }
-        FOR_EACH(k, BML_BLOCK / 4) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
-        {
-            const char *at = q + n * tile_bytes + (b * (BML_BLOCK / 4) + k) * 64 + v * 4 * VL;
-            vi row = vi_load(at);
-            if (ahead)
-                __builtin_prefetch(at + tiles * tile_bytes);
-            FOR_EACH(t, tokens)
-            dot[t][n][v] = vi_dot4(dot[t][n][v], row, four(x[t].q, b * BML_BLOCK + 4 * k));
-        }
-        FOR_EACH(n, tiles) FOR_EACH(v, VECS)
-        {
-            const uint16_t *scales = (const uint16_t *)(w + n * tile_bytes) + b * BML_TILE;
-            vf scale = vf_from_bf16(vh_load(scales + v * VL));
-            FOR_EACH(t, tokens)
-            acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf), scale * x[t].scale[b],
-                                  acc[t][n][v]);
-        }
+        FOR_EACH (k, BML_BLOCK / 4)
+            FOR_EACH (n, tiles)
+                FOR_EACH (v, VECS) {
+                    const char *at =
+                        q + n * tile_bytes + (b * (BML_BLOCK / 4) + k) * 64 + v * 4 * VL;
+                    vi row = vi_load(at);
+                    if (ahead)
+                        __builtin_prefetch(at + tiles * tile_bytes);
+                    FOR_EACH (t, tokens)
+                        dot[t][n][v] =
+                            vi_dot4(dot[t][n][v], row, four(x[t].q, b * BML_BLOCK + 4 * k));
+                }
+        FOR_EACH (n, tiles)
+            FOR_EACH (v, VECS) {
+                const uint16_t *scales = (const uint16_t *)(w + n * tile_bytes) + b * BML_TILE;
+                vf scale = vf_from_bf16(vh_load(scales + v * VL));
+                FOR_EACH (t, tokens)
+                    acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
+                                          scale * x[t].scale[b], acc[t][n][v]);
+            }
     }
-    FOR_EACH(t, tokens)
-    FOR_EACH(n, tiles)
-    FOR_EACH(v, VECS) finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
+    FOR_EACH (t, tokens)
+        FOR_EACH (n, tiles)
+            FOR_EACH (v, VECS)
+                finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
 }
 
 static inline __attribute__((always_inline)) void
@@ -91,46 +95,51 @@ tile_q4(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t
         table[i] = (uint8_t)(bml_q4_levels[i] + 128);
     bml_quant_row x[MOST_TOKENS];
     vf acc[MOST_TOKENS][TILES][VECS];
-    FOR_EACH(t, tokens)
-    {
+    FOR_EACH (t, tokens) {
         x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
-        FOR_EACH(n, tiles) FOR_EACH(v, VECS) acc[t][n][v] = (vf){0};
+        FOR_EACH (n, tiles)
+            FOR_EACH (v, VECS)
+                acc[t][n][v] = (vf){0};
     }
     for (size_t half = 0; half < 2 * n_blocks; half++) {
         vi dot[MOST_TOKENS][TILES][VECS];
-        FOR_EACH(t, tokens)
-        {
+        FOR_EACH (t, tokens) {
             vi start = vi_dot4_start(x[t].correction[half]);
-            FOR_EACH(n, tiles) FOR_EACH(v, VECS) dot[t][n][v] = start;
+            FOR_EACH (n, tiles)
+                FOR_EACH (v, VECS)
+                    dot[t][n][v] = start;
         }
-        FOR_EACH(k, 4) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
-        {
-            const char *at = q + n * tile_bytes + (half * 4 + k) * 64 + v * 4 * VL;
-            vi row = vi_load(at);
-            if (ahead)
-                __builtin_prefetch(at + tiles * tile_bytes);
-            vi low = vi_lookup16(table, row & 0x0f0f0f0f);
-            vi high = vi_lookup16(table, (row >> 4) & 0x0f0f0f0f);
-            FOR_EACH(t, tokens)
-            {
-                dot[t][n][v] = vi_dot4(dot[t][n][v], low, four(x[t].q, half * 32 + 8 * k));
-                dot[t][n][v] = vi_dot4(dot[t][n][v], high, four(x[t].q, half * 32 + 8 * k + 4));
+        FOR_EACH (k, 4)
+            FOR_EACH (n, tiles)
+                FOR_EACH (v, VECS) {
+                    const char *at = q + n * tile_bytes + (half * 4 + k) * 64 + v * 4 * VL;
+                    vi row = vi_load(at);
+                    if (ahead)
+                        __builtin_prefetch(at + tiles * tile_bytes);
+                    vi low = vi_lookup16(table, row & 0x0f0f0f0f);
+                    vi high = vi_lookup16(table, (row >> 4) & 0x0f0f0f0f);
+                    FOR_EACH (t, tokens) {
+                        dot[t][n][v] = vi_dot4(dot[t][n][v], low, four(x[t].q, half * 32 + 8 * k));
+                        dot[t][n][v] =
+                            vi_dot4(dot[t][n][v], high, four(x[t].q, half * 32 + 8 * k + 4));
+                    }
+                }
+        FOR_EACH (n, tiles)
+            FOR_EACH (v, VECS) {
+                const int8_t *scales =
+                    (const int8_t *)(w + n * tile_bytes + BML_TILE * sizeof(float));
+                vf scale = vf_from_int8(scales + half * BML_TILE + v * VL);
+                FOR_EACH (t, tokens)
+                    acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
+                                          scale * x[t].scale[half / 2], acc[t][n][v]);
             }
-        }
-        FOR_EACH(n, tiles) FOR_EACH(v, VECS)
-        {
-            const int8_t *scales = (const int8_t *)(w + n * tile_bytes + BML_TILE * sizeof(float));
-            vf scale = vf_from_int8(scales + half * BML_TILE + v * VL);
-            FOR_EACH(t, tokens)
-            acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
-                                  scale * x[t].scale[half / 2], acc[t][n][v]);
-        }
     }
-    FOR_EACH(t, tokens) FOR_EACH(n, tiles) FOR_EACH(v, VECS)
-    {
-        vf row_scale = vf_load((const float *)(w + n * tile_bytes) + v * VL);
-        finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v] * row_scale);
-    }
+    FOR_EACH (t, tokens)
+        FOR_EACH (n, tiles)
+            FOR_EACH (v, VECS) {
+                vf row_scale = vf_load((const float *)(w + n * tile_bytes) + v * VL);
+                finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v] * row_scale);
+            }
 }
 
 /* AHEAD: ask for the tiles behind these, which come next; for the first tokens, where memory sets

@@ -181,30 +181,32 @@ static inline __attribute__((always_inline)) void tile(const job *j, size_t rows
     vf acc[TILE_ROWS][TILE_VECS];
     const float *x[TILE_ROWS];
     int n[TILE_VECS]; /* columns of each vector that exist */
-    for (size_t v = 0; v < TILE_VECS; v++) {
+    FOR_EACH (v, TILE_VECS) {
         size_t at = col + v * VL;
         n[v] = at >= j->n_out ? 0 : j->n_out - at < VL ? (int)(j->n_out - at) : VL;
         vf start = {0};
         if (half == 0 && j->bias && n[v])
             start = n[v] == VL ? vf_load(j->bias + at) : vf_load_n(j->bias + at, n[v]);
-        for (size_t r = 0; r < rows; r++)
+        FOR_EACH (r, rows)
             acc[r][v] = start;
     }
-    for (size_t r = 0; r < rows; r++)
+    FOR_EACH (r, rows)
         x[r] = j->x + (token + (r < n_rows ? r : n_rows - 1)) * j->n_in + row;
     for (size_t i = 0; i < depth; i++, panel += TILE_COLS) {
         vf w[TILE_VECS];
-        for (size_t v = 0; v < TILE_VECS; v++)
+        FOR_EACH (v, TILE_VECS)
             w[v] = vf_load(panel + v * VL);
-        for (size_t r = 0; r < rows; r++) {
+        FOR_EACH (r, rows) {
             vf xi = vf_set1(x[r][i]);
-            for (size_t v = 0; v < TILE_VECS; v++)
+            FOR_EACH (v, TILE_VECS)
                 acc[r][v] = vf_fma(xi, w[v], acc[r][v]);
         }
     }
-    for (size_t r = 0; r < rows && r < n_rows; r++)
-        for (size_t v = 0; v < TILE_VECS && n[v]; v++) {
+    FOR_EACH (r, rows)
+        FOR_EACH (v, TILE_VECS) {
             float *out = j->out + (token + r) * j->n_out + col + v * VL;
+            if (r >= n_rows || !n[v])
+                continue;
             if (half)
                 bml_linear_finish(j, token + r, col + v * VL,
                                   (n[v] == VL ? vf_load(out) : vf_load_n(out, n[v])) + acc[r][v]);
