@@ -2,6 +2,8 @@
 #include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/quant.h"
 
+#include <math.h>
+
 static void quantize_block(const float *x, size_t n, int8_t *q, float *scale, int32_t *correction)
 {
     float padded[BML_BLOCK] = {0};
@@ -15,8 +17,14 @@ static void quantize_block(const float *x, size_t n, int8_t *q, float *scale, in
         poison += v - v; /* 0 if finite, else NaN */
         max = vf_max(vf_abs(v), max);
     }
+    if (vf_sum(poison) != 0) { /* NaN or infinity: let it show in whatever this block touches */
+        memset(q, 0, BML_BLOCK);
+        *scale = NAN;
+        correction[0] = correction[1] = 0;
+        return;
+    }
     float largest = vf_hmax(max);
-    *scale = largest / 127 + vf_sum(poison);
+    *scale = largest / 127;
     vf inverse = vf_set1(largest > 0 ? 127 / largest : 0);
     const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     for (int half = 0; half < 2; half++) {
