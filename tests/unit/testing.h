@@ -26,6 +26,18 @@ static inline void require_shared(const char *path)
     skip();
 }
 
+/* Sanitizers make everything slow: tests that repeat a lot do less of it then. */
+#if defined(__SANITIZE_ADDRESS__)
+#define TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TEST_SANITIZED 1
+#endif
+#endif
+#ifndef TEST_SANITIZED
+#define TEST_SANITIZED 0
+#endif
+
 /* splitmix64: a small generator for test data. */
 static inline uint64_t test_random(uint64_t *state)
 {
