@@ -66,7 +66,7 @@ static void dot_part(void *context, int part, int n_parts)
             sum[i] = vi_dot4(sum[i], w, x4);
     for (int i = 1; i < CHAINS; i++)
         sum[0] += sum[i];
-    j->sink[part] = (float)vi_sum(sum[0]);
+    j->sink[part] = vf_sum(__builtin_convertvector(sum[0], vf));
 }
 
 static int by_value(const void *a, const void *b)
