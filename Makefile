@@ -45,7 +45,7 @@ asan:
 fuzz:
 	@sh tools/dependencies.sh fuzz
 	cmake --preset fuzz >/dev/null
-	cmake --build --preset fuzz -j $(JOBS)
+	cmake --build --preset fuzz -j $(JOBS) --target fuzzers
 	@sh tests/fuzz/run.sh $(BUILD)/fuzz/tests $(FUZZ_SECONDS)
 
 # Older x86-64 processors and 64-bit Arm, under qemu; on x86-64 Debian.
