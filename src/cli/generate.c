@@ -213,9 +213,12 @@ static void print_statistics(const bml_model *model, const bml_session *session,
                                                                    : "stop";
     fprintf(stderr, "\n%s: %s weights, %s with %d threads, loaded in %.0f ms\n", info->name,
             info->weight_format, info->backend, bml_session_threads(session), info->load_ms);
-    fprintf(stderr, "prompt: %zu tokens at %.1f tokens/s; generated: %zu tokens at %.1f tokens/s\n",
-            made->prefill_tokens, per_second(made->prefill_tokens, made->prefill_ms), made->n_ids,
-            per_second(made->decode_tokens, made->decode_ms));
+    fprintf(
+        stderr,
+        "prompt: %zu tokens at %.1f tokens/s, %.1f ms to the first token; generated: %zu tokens "
+        "at %.1f tokens/s\n",
+        made->prefill_tokens, per_second(made->prefill_tokens, made->prefill_ms), made->prefill_ms,
+        made->n_ids, per_second(made->decode_tokens, made->decode_ms));
     if (sampling.temperature > 0)
         fprintf(stderr, "ended by: %s; seed %llu\n", ended, (unsigned long long)sampling.seed);
     else
