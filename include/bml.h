@@ -65,7 +65,13 @@ typedef struct bml_session bml_session;
 
 typedef enum bml_dtype { BML_F32, BML_F16, BML_BF16, BML_F64 } bml_dtype;
 
-typedef enum bml_backend_kind { BML_BACKEND_AUTO, BML_BACKEND_CPU } bml_backend_kind;
+/* AUTO is the first of metal, cuda and cpu that this build has and that can hold the model. */
+typedef enum bml_backend_kind {
+    BML_BACKEND_AUTO,
+    BML_BACKEND_CPU,
+    BML_BACKEND_CUDA,
+    BML_BACKEND_METAL
+} bml_backend_kind;
 
 /*
  * How weight matrices are held in memory. BML_WEIGHTS_FILE keeps what the file holds and maps it;
@@ -100,7 +106,7 @@ typedef struct bml_model_info {
     double load_ms;          /* wall time of bml_model_load */
     const char *name;        /* what was asked for, or "storyteller"; owned by the model */
     const char *path;        /* the directory or file it was loaded from; owned by the model */
-    const char *backend;     /* "cpu" */
+    const char *backend;     /* "cpu", "cuda" or "metal" */
     const char
         *weight_format; /* "f32", "bf16", "f16", "q8", "q4"; "mixed" where a file mixes dtypes */
 } bml_model_info;

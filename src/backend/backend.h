@@ -97,6 +97,8 @@ typedef struct bml_kv_cache {
 typedef struct bml_backend {
     const char *name;
 
+    /* close, weight_free and buffer_free do nothing for a NULL device, a weight or a buffer that
+     * is all zeros: whatever was made of a model that failed to load can be freed. */
     bml_status (*open)(bml_device **device, bml_error *err);
     void (*close)(bml_device *device);
 
@@ -200,6 +202,16 @@ typedef struct bml_backend {
 
 /* The CPU backend with the kernels for the best instruction set this machine has. */
 const bml_backend *bml_backend_cpu(void);
+
+/* In builds that have them (BML_HAVE_CUDA, BML_HAVE_METAL). Their open() fails with
+ * BML_ERR_UNSUPPORTED where the machine has no such device. */
+const bml_backend *bml_backend_cuda(void);
+const bml_backend *bml_backend_metal(void);
+
+/* The backends of this build that KIND stands for, the best first; *n is how many. Fails where
+ * this build has none. */
+bml_status bml_backend_list(bml_backend_kind kind, const bml_backend *list[3], int *n,
+                            bml_error *err);
 
 /* What the dot product of a query and a key is multiplied by in a layer. */
 float bml_attention_scale(const bml_hf_config *config, int layer);

@@ -81,10 +81,8 @@ size_t bml_cli_kv_size(void)
 
 int bml_cli_open_model(bml_model **model)
 {
-    if (!strcmp(backends[backend], "cuda") || !strcmp(backends[backend], "metal"))
-        return bml_cli_fail("this build has no %s backend; it has: cpu", backends[backend]);
-    /* formats[] lists them in the order of bml_weight_format */
-    bml_model_options options = {.backend = backend ? BML_BACKEND_CPU : BML_BACKEND_AUTO,
+    /* The names stand in the order of bml_backend_kind and bml_weight_format. */
+    bml_model_options options = {.backend = (bml_backend_kind)backend,
                                  .weights = (bml_weight_format)weights};
     bml_error err;
     if (bml_model_load(bml_cli_model_name, &options, model, &err))

@@ -146,59 +146,6 @@ static void fill_info(bml_model *model, const weight_loader *l)
     };
 }
 
-static bml_status load(bml_model *model, bml_weight_format format, bml_error *err)
-{
-    bml_status status = bml_checkpoint_open(model->path, &model->checkpoint, err);
-    if (status)
-        return status;
-    model->weights.config = model->checkpoint->config;
-    char *directory = bml_path_directory(model->path);
-    if (!directory)
-        return bml_fail_memory(err, strlen(model->path), "a path");
-    status = bml_tokenizer_load_directory(directory, &model->tokenizer, err);
-    free(directory);
-    if (!status)
-        status = model->backend->open(&model->device, err);
-    if (status)
-        return status;
-    weight_loader loader = {.model = model, .format = format, .err = err};
-    status = load_weights(&loader);
-    if (!status)
-        fill_info(model, &loader);
-    return status;
-}
-
-bml_status bml_model_load(const char *name, const bml_model_options *options, bml_model **out,
-                          bml_error *err)
-{
-    static const bml_model_options defaults = {0};
-    double start = bml_now();
-    if (!options)
-        options = &defaults;
-    if (options->backend != BML_BACKEND_AUTO && options->backend != BML_BACKEND_CPU)
-        return bml_fail(err, BML_ERR_ARGUMENT, "no backend of kind %d", (int)options->backend);
-    if (options->weights < BML_WEIGHTS_FILE || options->weights > BML_WEIGHTS_Q4)
-        return bml_fail(err, BML_ERR_ARGUMENT, "no weight format %d", (int)options->weights);
-    bml_model *model = bml_calloc(1, sizeof *model);
-    if (!model)
-        return bml_fail_memory(err, sizeof *model, "a model");
-    model->backend = bml_backend_cpu();
-    bml_status status = bml_model_find(name, &model->path, err);
-    if (!status) {
-        const char *shown = name ? name : "storyteller";
-        model->name = bml_strndup(shown, strlen(shown));
-        status = model->name ? load(model, options->weights, err)
-                             : bml_fail_memory(err, strlen(shown), "a name");
-    }
-    if (status) {
-        bml_model_free(model);
-        return status;
-    }
-    model->info.load_ms = 1e3 * (bml_now() - start);
-    *out = model;
-    return BML_OK;
-}
-
 static void free_norm(bml_model *m, bml_norm_weights *norm)
 {
     m->backend->weight_free(m->device, &norm->weight);
@@ -211,12 +158,14 @@ static void free_linear(bml_model *m, bml_linear_weights *linear)
     m->backend->weight_free(m->device, &linear->bias);
 }
 
-void bml_model_free(bml_model *model)
+/* Gives back what load_on() has made, whole or in part. */
+static void unload(bml_model *model)
 {
-    if (!model)
+    bml_weights *w = &model->weights;
+    if (!model->backend)
         return;
-    for (int i = 0; model->weights.layers && i < model->weights.config.n_layer; i++) {
-        bml_layer_weights *layer = &model->weights.layers[i];
+    for (int i = 0; w->layers && i < w->config.n_layer; i++) {
+        bml_layer_weights *layer = &w->layers[i];
         free_norm(model, &layer->ln_1);
         free_linear(model, &layer->c_attn);
         free_linear(model, &layer->c_proj);
@@ -224,14 +173,91 @@ void bml_model_free(bml_model *model)
         free_linear(model, &layer->c_fc);
         free_linear(model, &layer->mlp_c_proj);
     }
-    free_norm(model, &model->weights.ln_f);
-    free_linear(model, &model->weights.lm_head);
-    model->backend->weight_free(model->device, &model->weights.wte);
-    model->backend->weight_free(model->device, &model->weights.wpe);
+    free_norm(model, &w->ln_f);
+    free_linear(model, &w->lm_head);
+    model->backend->weight_free(model->device, &w->wte);
+    model->backend->weight_free(model->device, &w->wpe);
     model->backend->close(model->device);
+    free(w->layers);
+    *w = (bml_weights){0};
+    model->backend = NULL;
+    model->device = NULL;
+}
+
+static bml_status load_on(const bml_backend *backend, bml_model *model, bml_weight_format format,
+                          bml_error *err)
+{
+    model->backend = backend;
+    model->weights.config = model->checkpoint->config;
+    bml_status status = backend->open(&model->device, err);
+    weight_loader loader = {.model = model, .format = format, .err = err};
+    if (!status)
+        status = load_weights(&loader);
+    if (!status)
+        fill_info(model, &loader);
+    return status;
+}
+
+static bml_status load(bml_model *model, bml_backend_kind kind, bml_weight_format format,
+                       bml_error *err)
+{
+    bml_status status = bml_checkpoint_open(model->path, &model->checkpoint, err);
+    if (status)
+        return status;
+    char *directory = bml_path_directory(model->path);
+    if (!directory)
+        return bml_fail_memory(err, strlen(model->path), "a path");
+    status = bml_tokenizer_load_directory(directory, &model->tokenizer, err);
+    free(directory);
+    if (status)
+        return status;
+    const bml_backend *list[3];
+    int n = 0;
+    status = bml_backend_list(kind, list, &n, err);
+    for (int i = 0; i < n; i++) { /* a device may be missing, or too small for the model */
+        status = load_on(list[i], model, format, err);
+        if (!status)
+            break;
+        unload(model);
+    }
+    return status;
+}
+
+bml_status bml_model_load(const char *name, const bml_model_options *options, bml_model **out,
+                          bml_error *err)
+{
+    static const bml_model_options defaults = {0};
+    double start = bml_now();
+    if (!options)
+        options = &defaults;
+    if (options->weights < BML_WEIGHTS_FILE || options->weights > BML_WEIGHTS_Q4)
+        return bml_fail(err, BML_ERR_ARGUMENT, "no weight format %d", (int)options->weights);
+    bml_model *model = bml_calloc(1, sizeof *model);
+    if (!model)
+        return bml_fail_memory(err, sizeof *model, "a model");
+    bml_status status = bml_model_find(name, &model->path, err);
+    if (!status) {
+        const char *shown = name ? name : "storyteller";
+        model->name = bml_strndup(shown, strlen(shown));
+        status = model->name ? load(model, options->backend, options->weights, err)
+                             : bml_fail_memory(err, strlen(shown), "a name");
+    }
+    if (status) {
+        bml_model_free(model);
+        return status;
+    }
+    model->info.load_ms = 1e3 * (bml_now() - start);
+    *out = model;
+    return BML_OK;
+}
+
+void bml_model_free(bml_model *model)
+{
+    if (!model)
+        return;
+    unload(model);
     bml_checkpoint_close(model->checkpoint);
     bml_tokenizer_free(model->tokenizer);
-    free(model->weights.layers);
     free(model->name);
     bml_free(model->path);
     free(model);
