@@ -58,7 +58,7 @@ portability:
 	@sh tests/portability/run.sh $(BUILD) $(BUILD)/aarch64
 
 format:
-	clang-format -i $$(git ls-files '*.c' '*.h')
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 clean:
 	rm -rf $(BUILD)

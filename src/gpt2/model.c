@@ -214,12 +214,15 @@ static bml_status load(bml_model *model, bml_backend_kind kind, bml_weight_forma
     const bml_backend *list[3];
     int n = 0;
     status = bml_backend_list(kind, list, &n, err);
-    for (int i = 0; i < n; i++) { /* a device may be missing, or too small for the model */
-        status = load_on(list[i], model, format, err);
+    bml_error attempt; /* a device may be missing, or too small for the model */
+    for (int i = 0; i < n; i++) {
+        status = load_on(list[i], model, format, &attempt);
         if (!status)
-            break;
+            return BML_OK;
         unload(model);
     }
+    if (n && err)
+        *err = attempt;
     return status;
 }
 

@@ -1,0 +1,257 @@
+/* The device, buffers, queues and the frame around a pass. */
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/weight.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bml_status bml_cuda_fail(bml_error *err, cudaError_t error, size_t bytes, const char *what)
+{
+    cudaGetLastError(); /* what is not sticky must not be found by the next caller */
+    if (error == cudaErrorMemoryAllocation) {
+        size_t free_bytes = 0, total = 0;
+        cudaMemGetInfo(&free_bytes, &total);
+        return bml_fail(err, BML_ERR_MEMORY,
+                        "the GPU has no room for %zu bytes for %s: %zu of its %zu bytes are free",
+                        bytes, what, free_bytes, total);
+    }
+    return bml_fail(err, BML_ERR_DEVICE, "the GPU failed in %s: %s", what,
+                    cudaGetErrorString(error));
+}
+
+static bml_status cuda_open(bml_device **out, bml_error *err)
+{
+    int n = 0, driver = 0, runtime = 0;
+    cudaError_t error = cudaGetDeviceCount(&n);
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (error == cudaErrorInsufficientDriver && driver)
+        return bml_fail(err, BML_ERR_UNSUPPORTED,
+                        "the NVIDIA driver is for CUDA %d.%d; this build needs %d.%d or later",
+                        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (error || n == 0) {
+        cudaGetLastError();
+        return bml_fail(err, BML_ERR_UNSUPPORTED,
+                        "no CUDA device can be used here (%s); --backend cpu runs without one",
+                        error ? cudaGetErrorString(error) : "none found");
+    }
+    struct cudaDeviceProp p;
+    error = cudaGetDeviceProperties(&p, 0);
+    if (error)
+        return bml_cuda_fail(err, error, 0, "asking for its properties");
+    if (p.major < 8)
+        return bml_fail(err, BML_ERR_UNSUPPORTED,
+                        "%s has compute capability %d.%d; this build needs 8.0 or later", p.name,
+                        p.major, p.minor);
+    bml_device *device = bml_calloc(1, sizeof *device);
+    if (!device)
+        return bml_fail_memory(err, sizeof *device, "a device");
+    device->n_multiprocessors = p.multiProcessorCount;
+    device->capability = 10 * p.major + p.minor;
+    device->shared_bytes = (int)p.sharedMemPerBlockOptin;
+    *out = device;
+    return BML_OK;
+}
+
+static void cuda_close(bml_device *device)
+{
+    if (device && device->packer)
+        bml_backend_cpu()->close(device->packer);
+    free(device);
+}
+
+static bml_status buffer_new(bml_device *device, size_t bytes, bml_buffer *buffer, bml_error *err)
+{
+    (void)device;
+    void *data = NULL;
+    cudaError_t error = cudaMalloc(&data, bytes ? bytes : 1);
+    if (!error)
+        error = cudaMemset(data, 0, bytes);
+    if (!error)
+        error = cudaStreamSynchronize(0);
+    if (error) {
+        cudaFree(data);
+        return bml_cuda_fail(err, error, bytes, "a buffer");
+    }
+    *buffer = (bml_buffer){.data = data, .bytes = bytes};
+    return BML_OK;
+}
+
+static void buffer_free(bml_device *device, bml_buffer *buffer)
+{
+    (void)device;
+    cudaFree(buffer->data);
+    *buffer = (bml_buffer){0};
+}
+
+static void queue_free(bml_queue *queue)
+{
+    if (!queue)
+        return;
+    if (queue->stream)
+        cudaStreamDestroy(queue->stream);
+    cudaFreeHost(queue->batch_host);
+    cudaFree(queue->batch_device);
+    cudaFree(queue->scratch);
+    free(queue);
+}
+
+static bml_status queue_new(bml_device *device, int n_threads, bml_queue **out, bml_error *err)
+{
+    (void)n_threads;
+    bml_queue *queue = bml_calloc(1, sizeof *queue);
+    if (!queue)
+        return bml_fail_memory(err, sizeof *queue, "a queue");
+    queue->device = device;
+    cudaError_t error = cudaStreamCreateWithFlags(&queue->stream, cudaStreamNonBlocking);
+    if (error) {
+        queue_free(queue);
+        return bml_cuda_fail(err, error, 0, "making a stream");
+    }
+    *out = queue;
+    return BML_OK;
+}
+
+static int queue_threads(const bml_queue *queue)
+{
+    (void)queue;
+    return 1; /* of this process: the one that enqueues */
+}
+
+static bml_status upload(bml_queue *queue, bml_buffer *to, const void *from, size_t bytes,
+                         bml_error *err)
+{
+    cudaError_t error =
+        cudaMemcpyAsync(to->data, from, bytes, cudaMemcpyHostToDevice, queue->stream);
+    if (!error)
+        error = cudaStreamSynchronize(queue->stream);
+    return error ? bml_cuda_fail(err, error, bytes, "a copy to it") : BML_OK;
+}
+
+static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, size_t bytes,
+                           bml_error *err)
+{
+    cudaError_t error =
+        cudaMemcpyAsync(to, from->data, bytes, cudaMemcpyDeviceToHost, queue->stream);
+    if (!error)
+        error = cudaStreamSynchronize(queue->stream);
+    return error ? bml_cuda_fail(err, error, bytes, "a copy from it") : BML_OK;
+}
+
+/* Makes room for a batch's arrays: N numbers of each. */
+static cudaError_t reserve_batch(bml_queue *queue, size_t n)
+{
+    if (n <= queue->batch_capacity)
+        return cudaSuccess;
+    int32_t *host = NULL, *device = NULL;
+    cudaError_t error = cudaMallocHost((void **)&host, 4 * n * sizeof *host);
+    if (!error)
+        error = cudaMalloc((void **)&device, 4 * n * sizeof *device);
+    if (error) {
+        cudaFreeHost(host);
+        return error;
+    }
+    cudaFreeHost(queue->batch_host);
+    cudaFree(queue->batch_device);
+    queue->batch_host = host;
+    queue->batch_device = device;
+    queue->batch_capacity = n;
+    return cudaSuccess;
+}
+
+static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
+{
+    size_t n = (size_t)batch->n_tokens, n_rows = (size_t)batch->n_rows;
+    size_t most = n > n_rows ? n : n_rows;
+    cudaError_t error = reserve_batch(queue, most);
+    if (error)
+        return bml_cuda_fail(err, error, 4 * most * sizeof(int32_t), "a batch");
+    int32_t *host = queue->batch_host;
+    memcpy(host, batch->token, n * sizeof *host);
+    memcpy(host + most, batch->position, n * sizeof *host);
+    memcpy(host + 2 * most, batch->slot, n * sizeof *host);
+    if (n_rows)
+        memcpy(host + 3 * most, batch->row, n_rows * sizeof *host);
+
+    /* Quantised activations: 64 int8 and a float32 scale a block. */
+    size_t scratch = most * bml_cuda_n_blocks(queue->device->max_width) * (BML_CUDA_BLOCK + 4);
+    if (scratch > queue->scratch_bytes) {
+        char *memory = NULL;
+        error = cudaMalloc((void **)&memory, scratch);
+        if (error)
+            return bml_cuda_fail(err, error, scratch, "the kernels' scratch memory");
+        cudaFree(queue->scratch);
+        queue->scratch = memory;
+        queue->scratch_bytes = scratch;
+    }
+    queue->batch = batch;
+    queue->batch_copied = false;
+    queue->error = cudaSuccess;
+    return BML_OK;
+}
+
+bml_cuda_batch bml_cuda_batch_of(bml_queue *queue)
+{
+    const bml_batch *b = queue->batch;
+    size_t n = (size_t)(b->n_tokens > b->n_rows ? b->n_tokens : b->n_rows);
+    if (!queue->batch_copied)
+        bml_cuda_note(queue, cudaMemcpyAsync(queue->batch_device, queue->batch_host,
+                                             4 * n * sizeof(int32_t), cudaMemcpyHostToDevice,
+                                             queue->stream));
+    queue->batch_copied = true;
+    int32_t *d = queue->batch_device;
+    return (bml_cuda_batch){d, d + n, d + 2 * n, d + 3 * n};
+}
+
+void bml_cuda_note(bml_queue *queue, cudaError_t error)
+{
+    if (!queue->error)
+        queue->error = error;
+}
+
+static bml_status end(bml_queue *queue, bml_error *err)
+{
+    cudaError_t error = cudaStreamSynchronize(queue->stream);
+    bml_cuda_note(queue, error);
+    queue->batch = NULL;
+    return queue->error ? bml_cuda_fail(err, queue->error, 0, "a pass") : BML_OK;
+}
+
+const bml_backend *bml_backend_cuda(void)
+{
+    static const bml_backend backend = {
+        .name = "cuda",
+        .open = cuda_open,
+        .close = cuda_close,
+        .weight_new = bml_cuda_weight_new,
+        .weight_free = bml_cuda_weight_free,
+        .buffer_new = buffer_new,
+        .buffer_free = buffer_free,
+        .queue_new = queue_new,
+        .queue_free = queue_free,
+        .queue_threads = queue_threads,
+        .upload = upload,
+        .download = download,
+        .begin = begin,
+        .end = end,
+        .embedding = bml_cuda_embedding,
+        .layernorm = bml_cuda_layernorm,
+        .matmul = bml_cuda_matmul,
+        .linear = bml_cuda_linear,
+        .linear_transposed = bml_cuda_linear, /* every matrix is held by outputs: weight.h */
+        .qkv_split = bml_cuda_qkv_split,
+        .kv_append = bml_cuda_kv_append,
+        .softmax = bml_cuda_softmax,
+        .attention = bml_cuda_attention,
+        .attention_cached = bml_cuda_attention_cached,
+        .heads_merge = bml_cuda_heads_merge,
+        .residual_add = bml_cuda_residual_add,
+        .gelu = bml_cuda_gelu,
+        .argmax = bml_cuda_argmax,
+        .measure = bml_cuda_measure,
+    };
+    return &backend;
+}

@@ -1,0 +1,241 @@
+/*
+ * The CUDA backend: the kernel suite, then whole passes against the CPU's and against its own
+ * kernels one by one. Where no CUDA device can be used it is skipped, unless BML_REQUIRE_CUDA is
+ * set.
+ */
+#include "testing.h"
+
+#include "gpt2/session.h"
+#include "kernel_suite.h"
+
+#include <math.h>
+
+enum { VOCAB = 8192, N = 150 };
+
+/* The built-in model on both processors, by format of weights. */
+static bml_model *cpu[BML_WEIGHTS_Q4 + 1], *cuda[BML_WEIGHTS_Q4 + 1];
+static bml_error err;
+
+static void ok(bml_status status)
+{
+    if (status)
+        fail_msg("%s", err.message);
+}
+
+static bml_session *session_on(const bml_model *model, bml_session_options options)
+{
+    bml_session *s;
+    ok(bml_session_new(model, &options, &s, &err));
+    return s;
+}
+
+static void random_ids(int32_t *ids, size_t n, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (int32_t)(test_random(&seed) % VOCAB);
+}
+
+/* Appends N tokens to SLOT in pieces of PIECE; LOGITS gets every row. */
+static void eval(bml_session *s, int slot, const int32_t *ids, size_t n, size_t piece,
+                 float *logits)
+{
+    bml_batch_token batch[N];
+    for (size_t at = 0; at < n; at += piece) {
+        size_t now = piece < n - at ? piece : n - at;
+        for (size_t i = 0; i < now; i++)
+            batch[i] = (bml_batch_token){ids[at + i], slot, true};
+        ok(bml_session_eval(s, batch, now, logits + at * VOCAB, &err));
+    }
+}
+
+/* The largest difference within a row against the largest logit, over all rows. */
+static double distance(const float *got, const float *wanted, size_t n_rows)
+{
+    double worst = 0;
+    for (size_t r = 0; r < n_rows; r++) {
+        double largest = 0, off = 0;
+        for (size_t i = r * VOCAB; i < (r + 1) * VOCAB; i++) {
+            largest = fmax(largest, fabs(wanted[i]));
+            off = isfinite(got[i]) ? fmax(off, fabs((double)got[i] - wanted[i])) : INFINITY;
+        }
+        worst = fmax(worst, off / largest);
+    }
+    return worst;
+}
+
+/* What a pass may differ by from the CPU's kernels: in F32 by the order of sums alone; the 16-bit
+ * formats also round activations; with Q8 and Q4 a last bit can move a whole step of an int8. */
+static const double bounds[] = {[BML_WEIGHTS_F32] = 1e-4,
+                                [BML_WEIGHTS_BF16] = 3e-2,
+                                [BML_WEIGHTS_F16] = 4e-3,
+                                [BML_WEIGHTS_Q8] = 3e-2,
+                                [BML_WEIGHTS_Q4] = 3e-2};
+
+static void test_logits(void **state)
+{
+    (void)state;
+    static float wanted[N * VOCAB], got[N * VOCAB];
+    static const bml_dtype kv[] = {BML_F32, BML_BF16, BML_F16};
+    static const size_t pieces[] = {1, 2, 7, 64, N};
+    int32_t ids[N];
+    random_ids(ids, N, 1);
+    for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++)
+        for (int k = 0; k < 3; k++) {
+            bml_session *c = session_on(cpu[format], (bml_session_options){.kv_dtype = kv[k]});
+            eval(c, 0, ids, N, N, wanted);
+            bml_session_free(c);
+            for (size_t p = 0; p < sizeof pieces / sizeof *pieces; p++) {
+                bml_session *g = session_on(cuda[format], (bml_session_options){.kv_dtype = kv[k]});
+                eval(g, 0, ids, N, pieces[p], got);
+                bml_session_free(g);
+                double off = distance(got, wanted, N);
+                double bound = kv[k] == BML_F32 ? bounds[format] : fmax(bounds[format], 1e-2);
+                print_message("format %d, cache %d, pieces of %3zu: off by %.2e\n", format, k,
+                              pieces[p], off);
+                if (!(off <= bound))
+                    fail_msg("allowed is %.2e", bound);
+            }
+        }
+}
+
+/* Many slots of different lengths in one pass, against each alone. */
+static void test_slots(void **state)
+{
+    (void)state;
+    enum { SLOTS = 21, LONGEST = 60 };
+    static float together[SLOTS * VOCAB], alone[VOCAB], scratch[LONGEST * VOCAB];
+    int32_t ids[SLOTS][LONGEST];
+    for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++) {
+        bml_dtype kv = format == BML_WEIGHTS_BF16 ? BML_BF16 : BML_F32;
+        bml_session *s =
+            session_on(cuda[format], (bml_session_options){.n_slots = SLOTS, .kv_dtype = kv});
+        bml_session *one = session_on(cuda[format], (bml_session_options){.kv_dtype = kv});
+        bml_batch_token step[SLOTS];
+        for (int slot = 0; slot < SLOTS; slot++) {
+            random_ids(ids[slot], LONGEST, (uint64_t)slot);
+            eval(s, slot, ids[slot], (size_t)slot * 2 + 1, LONGEST, scratch);
+            step[slot] = (bml_batch_token){ids[slot][slot * 2 + 1], slot, true};
+        }
+        ok(bml_session_eval(s, step, SLOTS, together, &err));
+        for (int slot = 0; slot < SLOTS; slot++) {
+            ok(bml_session_truncate(one, 0, 0, &err));
+            eval(one, 0, ids[slot], (size_t)slot * 2 + 1, LONGEST, scratch);
+            eval(one, 0, ids[slot] + slot * 2 + 1, 1, 1, alone);
+            double off = distance(together + slot * VOCAB, alone, 1);
+            if (!(off <= fmax(bounds[format], 1e-3)))
+                fail_msg("format %d, slot %d: off by %.2e", format, slot, off);
+        }
+        bml_session_free(s);
+        bml_session_free(one);
+    }
+}
+
+/* The device's argmax against the logits it is taken from, for one and for many sequences. */
+static void test_argmax(void **state)
+{
+    (void)state;
+    enum { SLOTS = 9, STEPS = 12 };
+    static float logits[SLOTS * VOCAB];
+    for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++)
+        for (int n = 1; n <= SLOTS; n += SLOTS - 1) {
+            bml_session_options options = {.n_slots = n};
+            bml_session *a = session_on(cuda[format], options);
+            bml_session *l = session_on(cuda[format], options);
+            bml_batch_token batch[SLOTS];
+            int32_t next[SLOTS];
+            for (int i = 0; i < n; i++)
+                batch[i] = (bml_batch_token){100 * i + format, i, true};
+            for (int step = 0; step < STEPS; step++) {
+                ok(bml_session_eval_argmax(a, batch, (size_t)n, next, &err));
+                ok(bml_session_eval(l, batch, (size_t)n, logits, &err));
+                for (int i = 0; i < n; i++) {
+                    const float *row = logits + i * VOCAB;
+                    int32_t best = 0;
+                    for (int32_t id = 1; id < VOCAB; id++)
+                        best = row[id] > row[best] ? id : best;
+                    assert_int_equal(next[i], best);
+                    batch[i].token = best;
+                }
+            }
+            bml_session_free(a);
+            bml_session_free(l);
+        }
+}
+
+/* 200 greedy tokens from each of some prompts, the same ids as the CPU's. */
+static void test_greedy(void **state)
+{
+    (void)state;
+    static const char *const prompts[] = {"Once upon a time", "The", "In the morning, the king",
+                                          "\"Who are you?\" said"};
+    bml_generate_options options = {.max_tokens = 200, .ignore_eos = true};
+    options.sampling = bml_sampling_default();
+    options.sampling.temperature = 0;
+    bml_session *c = session_on(cpu[BML_WEIGHTS_F32], (bml_session_options){0});
+    bml_session *g = session_on(cuda[BML_WEIGHTS_F32], (bml_session_options){0});
+    for (size_t p = 0; p < sizeof prompts / sizeof *prompts; p++) {
+        int32_t *ids;
+        size_t n;
+        bml_generation wanted, got;
+        ok(bml_tokenize(bml_model_get_tokenizer(cpu[BML_WEIGHTS_F32]), prompts[p],
+                        strlen(prompts[p]), false, &ids, &n, &err));
+        ok(bml_generate(c, 0, ids, n, &options, &wanted, &err));
+        ok(bml_generate(g, 0, ids, n, &options, &got, &err));
+        assert_int_equal(got.n_ids, 200);
+        assert_memory_equal(got.ids, wanted.ids, 200 * sizeof *got.ids);
+        bml_generation_clear(&wanted);
+        bml_generation_clear(&got);
+        bml_free(ids);
+    }
+    bml_session_free(c);
+    bml_session_free(g);
+}
+
+static int load_models(void **state)
+{
+    (void)state;
+    for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++) {
+        bml_model_options options = {BML_BACKEND_CPU, (bml_weight_format)format};
+        bml_status status = bml_model_load(NULL, &options, &cpu[format], &err);
+        options.backend = BML_BACKEND_CUDA;
+        if (!status)
+            status = bml_model_load(NULL, &options, &cuda[format], &err);
+        if (status) {
+            fprintf(stderr, "%s\n", err.message);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int free_models(void **state)
+{
+    (void)state;
+    for (int format = 0; format <= BML_WEIGHTS_Q4; format++) {
+        bml_model_free(cpu[format]);
+        bml_model_free(cuda[format]);
+    }
+    return 0;
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_logits),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_argmax),
+        cmocka_unit_test(test_greedy),
+    };
+    bml_device *device;
+    if (bml_backend_cuda()->open(&device, &err)) {
+        printf("skipped: %s\n", err.message);
+        return getenv("BML_REQUIRE_CUDA") != NULL;
+    }
+    bml_backend_cuda()->close(device);
+    int failed = run_kernel_suite(&(kernel_suite){.title = "kernels, cuda",
+                                                  .backend = bml_backend_cuda(),
+                                                  .seed = 7,
+                                                  .quantizes_activations = true,
+                                                  .packer = bml_backend_cpu()});
+    return failed + cmocka_run_group_tests_name("passes, cuda", tests, load_models, free_models);
+}
