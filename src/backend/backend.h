@@ -190,10 +190,11 @@ typedef struct bml_backend {
 
     /* ---- optional: NULL where a backend has none ---- */
 
-    /* The whole pass at once: exactly what src/gpt2/forward.c does kernel by kernel, to the bit.
-     * Leaves the rows' logits in activations->logits or, with N_VALID > 0, their argmax over the
-     * first N_VALID ids in activations->ids. */
-    void (*forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+    /* The whole pass at once: what src/gpt2/forward.c does kernel by kernel (on the CPU to the bit,
+     * elsewhere but for the order of sums). Leaves the rows' logits in activations->logits or, with
+     * N_VALID > 0, their argmax over the first N_VALID ids in activations->ids. False, and nothing
+     * is enqueued: there is no such pass for this model and batch. */
+    bool (*forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                     bml_activations *activations, bml_kv_cache *cache, int n_valid);
 
     /* Measures read bandwidth and float32 peak with the queue's threads. */

@@ -228,9 +228,8 @@ static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, fl
         size_t n_rows = (size_t)pass.n_rows;
         int n_valid = next ? s->model->info.n_tokens : 0;
         const bml_trace *trace = s->trace.on_kernel ? &s->trace : NULL;
-        if (b->forward && !s->kernel_by_kernel && !trace)
-            b->forward(s->queue, &s->model->weights, &pass, a, &s->cache, n_valid);
-        else
+        bool fused = b->forward && !s->kernel_by_kernel && !trace;
+        if (!fused || !b->forward(s->queue, &s->model->weights, &pass, a, &s->cache, n_valid))
             bml_forward(s->model, s->queue, &pass, a, &s->cache, n_valid, trace);
         status = b->end(s->queue, err);
         if (!status && next && n_rows)

@@ -35,6 +35,10 @@ struct bml_queue {
     /* Memory for kernels, grown by begin() and by nothing else, so that kernels cannot fail. */
     char *scratch;
     size_t scratch_bytes;
+    struct bml_cuda_decoder *decoder; /* see decode.h; NULL until needed */
+    /* The buffer of ids that this pass has also left in pinned memory, and where; NULL for none. */
+    const void *ids;
+    const int32_t *ids_host;
 };
 
 /* The batch of this pass, copied to the device if it is not there yet. */
@@ -49,6 +53,10 @@ bml_status bml_cuda_fail(bml_error *err, cudaError_t error, size_t bytes, const 
 bml_status bml_cuda_weight_new(bml_device *device, const bml_matrix *matrix, bool out_in,
                                bml_weight_format format, bml_weight *weight, bml_error *err);
 void bml_cuda_weight_free(bml_device *device, bml_weight *weight);
+/* As bml_backend.forward; see forward.c. */
+bool bml_cuda_forward(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+                      bml_activations *activations, bml_kv_cache *cache, int n_valid);
+
 bml_status bml_cuda_measure(bml_queue *queue, bml_limits *limits, bml_error *err);
 
 /* ---- the fourteen kernels ---- */

@@ -1,5 +1,6 @@
 /* The device, buffers, queues and the frame around a pass. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/decode.h"
 #include "backend/cuda/weight.h"
 
 #include "base/error.h"
@@ -96,6 +97,7 @@ static void queue_free(bml_queue *queue)
     cudaFreeHost(queue->batch_host);
     cudaFree(queue->batch_device);
     cudaFree(queue->scratch);
+    bml_cuda_decoder_free(queue->decoder);
     free(queue);
 }
 
@@ -134,6 +136,10 @@ static bml_status upload(bml_queue *queue, bml_buffer *to, const void *from, siz
 static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, size_t bytes,
                            bml_error *err)
 {
+    if (from->data == queue->ids) { /* there already, and the pass has ended */
+        memcpy(to, queue->ids_host, bytes);
+        return BML_OK;
+    }
     cudaError_t error =
         cudaMemcpyAsync(to, from->data, bytes, cudaMemcpyDeviceToHost, queue->stream);
     if (!error)
@@ -189,6 +195,7 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
     }
     queue->batch = batch;
     queue->batch_copied = false;
+    queue->ids = NULL;
     queue->error = cudaSuccess;
     return BML_OK;
 }
@@ -251,6 +258,7 @@ const bml_backend *bml_backend_cuda(void)
         .residual_add = bml_cuda_residual_add,
         .gelu = bml_cuda_gelu,
         .argmax = bml_cuda_argmax,
+        .forward = bml_cuda_forward,
         .measure = bml_cuda_measure,
     };
     return &backend;

@@ -46,7 +46,7 @@ bml_status KERNEL(weight_new)(bml_device *device, const bml_matrix *matrix, bool
                               bml_weight_format format, bml_weight *weight, bml_error *err);
 
 /* The whole pass at once. */
-void KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+bool KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                      bml_activations *activations, bml_kv_cache *cache, int n_valid);
 
 /* ---- what kernels share with the fused pass ---- */

@@ -256,7 +256,7 @@ static void run_part(void *context, int part, int n_parts)
         head(&w);
 }
 
-void KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+bool KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                      bml_activations *activations, bml_kv_cache *cache, int n_valid)
 {
     size_t n_head = (size_t)weights->config.n_head, n_embd = (size_t)weights->config.n_embd;
@@ -271,4 +271,5 @@ void KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_bat
               .n_head = n_head,
               .head_dim = n_embd / n_head};
     bml_pool_run(queue->pool, run_part, &p);
+    return true;
 }

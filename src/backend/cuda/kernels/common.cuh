@@ -90,6 +90,23 @@ template <class T> __device__ static T fold_block(T value, T (*op)(T, T))
     return value;
 }
 
+/* A candidate: the largest logit with the lowest index, or the mark of a row that is not finite. */
+struct candidate {
+    float logit;
+    int id; /* -1: not finite */
+};
+
+/* The id of a candidate that stands for no logits. */
+enum { NO_ID = 1 << 29 };
+
+__device__ static candidate better(candidate a, candidate b)
+{
+    if (a.id < 0 || b.id < 0)
+        return {0, -1};
+    bool second = b.logit > a.logit || (b.logit == a.logit && b.id < a.id);
+    return second ? b : a;
+}
+
 /* Weight [row][i] of a matrix in any format. */
 __device__ static inline float weight_at(const char *rows, bml_weight_format format, int n_in,
                                          size_t row, int i)

@@ -53,25 +53,11 @@ void bml_cuda_softmax(bml_queue *queue, bml_buffer *x, int n_rows, int n_cols)
     launched(queue);
 }
 
-/* A candidate: the largest logit with the lowest index, or the mark of a row that is not finite. */
-struct candidate {
-    float logit;
-    int id; /* -1: not finite */
-};
-
-__device__ static candidate better(candidate a, candidate b)
-{
-    if (a.id < 0 || b.id < 0)
-        return {0, -1};
-    bool second = b.logit > a.logit || (b.logit == a.logit && b.id < a.id);
-    return second ? b : a;
-}
-
 static __global__ void argmax(int32_t *ids, const float *logits, int n_cols, int n_valid)
 {
     const float *xs = logits + (size_t)blockIdx.x * n_cols;
     __shared__ candidate all[THREADS];
-    candidate best = {-INFINITY, INT32_MAX};
+    candidate best = {-INFINITY, NO_ID};
     for (int i = threadIdx.x; i < n_valid; i += blockDim.x)
         best = better(best, candidate{xs[i], isfinite(xs[i]) ? i : -1});
     all[threadIdx.x] = best;

@@ -1,0 +1,29 @@
+/* The pass of one token as one launch; see decode.cu. */
+#ifndef BML_BACKEND_CUDA_DECODE_H
+#define BML_BACKEND_CUDA_DECODE_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a queue keeps between launches. */
+typedef struct bml_cuda_decoder bml_cuda_decoder;
+
+void bml_cuda_decoder_free(bml_cuda_decoder *decoder);
+
+/* Whether the pass of QUEUE's batch can be one launch: one token, on Hopper or later, with the
+ * shapes that decode.cu is written for. */
+bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *weights,
+                         const bml_kv_cache *cache);
+
+/* As bml_backend.forward. */
+void bml_cuda_decode(bml_queue *queue, const bml_weights *weights, bml_activations *activations,
+                     bml_kv_cache *cache, int n_valid);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
