@@ -20,96 +20,24 @@
  * the norm of exchange.x[0] before every block has written its rows of it, and so is past qkv and
  * heads; the same holds for exchange.x[1] and hidden.
  */
-#include "backend/cuda/decode.h"
+#include "backend/cuda/decode.cuh"
 
-#include "backend/cuda/kernels/dot.cuh"
-#include "backend/cuda/kernels/exchange.cuh"
 #include "backend/cuda/kernels/ring.cuh"
-
-extern "C" {
-#include "base/memory.h"
-}
-
-#include <stdlib.h>
-
-enum {
-    WARPS = 16, /* that compute */
-    COMPUTE = 32 * WARPS,
-    THREADS = COMPUTE + 32, /* the last warp fills the ring */
-    TILE = 8,               /* rows that a warp works on at a time, and of a stage */
-    TILES = 8,              /* whose sums are kept before they are added up */
-    MAX_EMBD = 4 * COMPUTE,
-    MAX_DIM = 128, /* of a head */
-    MAX_SPLITS = 4,
-    MAX_SLICE = 40,      /* blocks of a row in a stage */
-    KEYS_OF_SPLIT = 256, /* what one block attends to before a second one helps */
-    RECORD = 4           /* words of a candidate for argmax */
-};
-
-enum matrix { QKV, PROJECT, EXPAND, CONTRACT, N_MATRICES };
-
-struct weights {
-    const char *rows;
-    const float *bias, *row_scale; /* NULL: none */
-};
-
-struct norm_rows {
-    const float *weight, *bias;
-};
-
-struct layer {
-    weights w[N_MATRICES];
-    norm_rows ln[2];
-    char *k, *v;
-    float scale;
-};
-
-/* How rows of one format are cut into stages. */
-struct slicing {
-    int blocks; /* of a row in a stage, at most */
-    int pitch;  /* bytes from one row to the next in a stage */
-};
-
-/* Device memory through which blocks talk. */
-struct exchange {
-    float *qkv, *heads, *x[2], *hidden, *best;
-};
-
-struct arguments {
-    const layer *layers;
-    int n_layer, n_head, head_dim, n_embd, n_inner, vocab_size;
-    bml_activation activation;
-    float epsilon;
-    const char *wte, *wpe;
-    bml_weight_format wte_format, wpe_format;
-    norm_rows ln_f;
-    weights head;
-    uint4 levels;
-    bml_dtype kv;
-    int n_ctx, token, position, slot;
-    int n_splits, keys_of_split, keys_of_stage;
-    exchange out;
-    uint32_t use, best_use; /* layers and argmaxes that all launches before have run */
-    bool want_row;
-    int n_valid;
-    float *logits;
-    int32_t *id, *host_id;
-    slicing layers_slicing, head_slicing;
-    int n_stages, stage_bytes;
-};
 
 #if __CUDA_ARCH__ >= 900
 
-/* ---- shared memory
- * ------------------------------------------------------------------------------*/
+/* ---- shared memory --------------------------------------------------------------------------- */
 
 struct shared {
     activations a;
-    float *heads;   /* what attention gave, before it is joined */
-    float *partial; /* [2][WARPS][TILES][TILE] */
-    float *states;  /* [WARPS][MAX_DIM + 2] */
-    float *query;   /* [3][MAX_DIM]: q, and k and v of this token */
-    float *sums;    /* [WARPS] */
+    float *heads;       /* what attention gave, before it is joined */
+    float *partial;     /* [2][WARPS][TILE] */
+    float *states;      /* [WARPS][STATE] */
+    float *query;       /* [3][MAX_DIM]: q, and k and v of this token */
+    struct range *rows; /* of this block, of every product */
+    struct part *parts; /* [SPLITS units][SPLITS warps] */
+    uint32_t *warps;    /* [SPLITS units]: those that have the first unit, a bit each */
+    float2 *norms;      /* [2 * WARPS]: mean and squares of 64 elements each */
 };
 
 __device__ static void wait_for_warps(void)
@@ -117,33 +45,29 @@ __device__ static void wait_for_warps(void)
     asm volatile("bar.sync 1, %0;" ::"r"((int)COMPUTE) : "memory");
 }
 
-/* The sum of all threads' X. */
-__device__ static float sum_of_block(const shared &s, float x)
-{
-    for (int step = 16; step; step /= 2)
-        x += __shfl_xor_sync(~0u, x, step);
-    if (threadIdx.x % 32 == 0)
-        s.sums[threadIdx.x / 32] = x;
-    wait_for_warps();
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        sum += s.sums[w];
-    return sum;
-}
+/* ---- the share of a block -------------------------------------------------------------------- */
 
-/* ---- the share of a block
- * -----------------------------------------------------------------------*/
+/* Where the replica of the exchange lies that this block reads. */
+__device__ static int own_replica(const arguments &p)
+{
+    return (int)(blockIdx.x % REPLICAS) * p.out.replica;
+}
 
 struct range {
-    int begin, end;
+    int begin, n;
+
+    range() = default;
+    __device__ explicit range(unsigned n_rows)
+        : begin((int)(n_rows * blockIdx.x / gridDim.x)),
+          n((int)(n_rows * (blockIdx.x + 1) / gridDim.x) - begin)
+    {
+    }
 };
 
-__device__ static range rows_of_block(int n_rows)
-{
-    return {(int)((int64_t)n_rows * blockIdx.x / gridDim.x),
-            (int)((int64_t)n_rows * (blockIdx.x + 1) / gridDim.x)};
-}
+/* What a warp has of some units of work: part PART of N of one of them. */
+struct part {
+    uint8_t unit, part, n, unused;
+};
 
 /* The run of keys that this block attends to; head < 0 for none. */
 struct run {
@@ -153,156 +77,182 @@ struct run {
 __device__ static run run_of_block(const arguments &p)
 {
     int n = p.n_head * p.n_splits;
-    int unit = (int)(((int64_t)blockIdx.x * n + gridDim.x - 1) / gridDim.x);
-    if (unit >= n || (int64_t)unit * gridDim.x / n != blockIdx.x)
+    int unit = (int)((blockIdx.x * n + gridDim.x - 1) / gridDim.x);
+    if (unit >= n || unit * gridDim.x / n != blockIdx.x)
         return {-1, 0, 0, 0};
     int split = unit % p.n_splits, begin = min(split * p.keys_of_split, p.position);
     return {unit / p.n_splits, split, begin, min(begin + p.keys_of_split, p.position)};
 }
 
-/* ---- the warp that fills the ring
- * ---------------------------------------------------------------*/
+/* ---- the warp that fills the ring ------------------------------------------------------------ */
 
 template <bml_weight_format F>
-__device__ static void fill_rows(ring &r, const char *w, int n_rows, int n_in, slicing cut)
+__device__ static void fill_rows(ring &r, const char *w, range mine, int n_in, slicing cut)
 {
     typedef dot_format<F> format;
     int lane = threadIdx.x % 32, n_blocks = n_in / format::block_inputs;
     size_t row_bytes = bml_cuda_row_bytes(F, (size_t)n_in);
-    range mine = rows_of_block(n_rows);
-    for (int row = mine.begin; row < mine.end; row += TILE)
+    for (int row = 0; row < mine.n; row += TILE)
         for (int b = 0; b < n_blocks; b += cut.blocks) {
             size_t from = format::packed ? bml_cuda_scales_at(F, b) : (size_t)format::at(b);
             size_t to = b + cut.blocks >= n_blocks ? row_bytes
                         : format::packed           ? bml_cuda_scales_at(F, b + cut.blocks)
                                                    : (size_t)format::at(b + cut.blocks);
             uint32_t bytes = (uint32_t)(to - from);
-            int n = min(TILE, mine.end - row);
+            int n = min(TILE, mine.n - row);
             barrier_wait(&r.empty[r.at], r.round ^ 1);
             if (lane == 0)
                 barrier_expect(&r.full[r.at], bytes * n);
             __syncwarp();
             if (lane < n)
-                bulk_copy(r.stage() + lane * cut.pitch, w + (row + lane) * row_bytes + from, bytes,
-                          &r.full[r.at], true);
+                bulk_copy(r.stage() + lane * cut.pitch,
+                          w + (mine.begin + row + lane) * row_bytes + from, bytes, &r.full[r.at],
+                          true);
             r.next();
         }
 }
 
+/* A stage of keys, then one of the same tokens' values. */
 __device__ static void fill_keys(ring &r, const arguments &p, const layer &l, run keys)
 {
     size_t key_bytes = p.head_dim * (p.kv == BML_F32 ? 4 : 2);
     size_t head = ((size_t)p.slot * p.n_head + keys.head) * p.n_ctx;
-    for (int key = keys.begin; key < keys.end; key += p.keys_of_stage) {
-        uint32_t bytes = (uint32_t)(min(p.keys_of_stage, keys.end - key) * key_bytes);
-        barrier_wait(&r.empty[r.at], r.round ^ 1);
-        if (threadIdx.x % 32 == 0) {
-            barrier_expect(&r.full[r.at], 2 * bytes);
-            bulk_copy(r.stage(), l.k + (head + key) * key_bytes, bytes, &r.full[r.at], false);
-            bulk_copy(r.stage() + p.keys_of_stage * key_bytes, l.v + (head + key) * key_bytes,
-                      bytes, &r.full[r.at], false);
+    for (int key = keys.begin; key < keys.end; key += p.keys_of_stage)
+        for (int values = 0; values < 2; values++) {
+            uint32_t bytes = (uint32_t)(min(p.keys_of_stage, keys.end - key) * key_bytes);
+            barrier_wait(&r.empty[r.at], r.round ^ 1);
+            if (threadIdx.x % 32 == 0) {
+                barrier_expect(&r.full[r.at], bytes);
+                bulk_copy(r.stage(), (values ? l.v : l.k) + (head + key) * key_bytes, bytes,
+                          &r.full[r.at], false);
+            }
+            __syncwarp();
+            r.next();
         }
-        __syncwarp();
-        r.next();
-    }
 }
 
 template <bml_weight_format F, bml_weight_format HEAD>
 __device__ static void fill(ring &r, const arguments &p)
 {
     run keys = run_of_block(p);
+    range qkv(3 * p.n_embd), embd(p.n_embd), inner(p.n_inner);
     int c = p.n_embd;
     for (int i = 0; i < p.n_layer; i++) {
         const layer &l = p.layers[i];
-        fill_rows<F>(r, l.w[QKV].rows, 3 * c, c, p.layers_slicing);
+        fill_rows<F>(r, l.rows[QKV], qkv, c, p.layers_slicing);
         if (keys.head >= 0)
             fill_keys(r, p, l, keys);
-        fill_rows<F>(r, l.w[PROJECT].rows, c, c, p.layers_slicing);
-        fill_rows<F>(r, l.w[EXPAND].rows, p.n_inner, c, p.layers_slicing);
-        fill_rows<F>(r, l.w[CONTRACT].rows, c, p.n_inner, p.layers_slicing);
+        fill_rows<F>(r, l.rows[PROJECT], embd, c, p.layers_slicing);
+        fill_rows<F>(r, l.rows[EXPAND], inner, c, p.layers_slicing);
+        fill_rows<F>(r, l.rows[CONTRACT], embd, p.n_inner, p.layers_slicing);
     }
     if (p.want_row)
-        fill_rows<HEAD>(r, p.head.rows, p.vocab_size, c, p.head_slicing);
+        fill_rows<HEAD>(r, p.head, range(p.vocab_size), c, p.head_slicing);
 }
 
-/* ---- products
- * -----------------------------------------------------------------------------------*/
+/* ---- products -------------------------------------------------------------------------------- */
 
-/* The bias and the scale of the row that a thread finishes, asked for before they are needed. */
+/* What a thread needs of a layer's vectors is asked for a phase ahead: the bias and the scale of
+ * the row that it finishes, and four elements of a norm. */
 struct row_constants {
     float bias, scale;
 
-    __device__ row_constants(const weights &w, int n_rows)
+    template <bml_weight_format F>
+    __device__ void load(const arguments &p, int layer, int m, range mine)
     {
-        range mine = rows_of_block(n_rows);
-        int row = mine.begin + (int)threadIdx.x;
-        bool has = row < mine.end;
-        bias = has && w.bias ? w.bias[row] : 0;
-        scale = has && w.row_scale ? w.row_scale[row] : 1;
+        const float *at = p.vectors.data + layer * p.vectors.layer + mine.begin + threadIdx.x;
+        if ((int)threadIdx.x < mine.n) {
+            bias = at[p.vectors.bias[m]];
+            scale = F == BML_WEIGHTS_Q4 ? at[p.vectors.row_scale[m]] : 1;
+        }
+    }
+
+    __device__ float finish(float sum) const
+    {
+        return fmaf(sum, scale, bias);
+    }
+};
+
+struct norm_constants {
+    float4 weight, bias;
+
+    __device__ void load(const arguments &p, int layer, int which)
+    {
+        const float *at = p.vectors.data + layer * p.vectors.layer + 2 * which * p.n_embd;
+        if (4 * (int)threadIdx.x < p.n_embd) {
+            weight = ((const float4 *)at)[threadIdx.x];
+            bias = ((const float4 *)(at + p.n_embd))[threadIdx.x];
+        }
     }
 };
 
 /*
- * This block's rows of a product with the activations in s.a. FINISH(row, i, sum) is called once
- * for every row by one thread, i counting the block's rows; row i < TILES * TILE by thread i.
- * Warps share the blocks of a stage, beginning elsewhere in each.
+ * This block's rows of a product with the activations in s.a. FINISH(row, sum) is called once for
+ * every row by one thread: for row i of the block by thread i modulo ROWS.
+ *
+ * A stage, a tile's slice, is a unit of work; up to p.units of them are shared out, each to as many
+ * warps as there are for it, and given back together.
  */
 template <bml_weight_format F, class Finish>
-__device__ static void multiply(ring &r, const arguments &p, const shared &s, int n_rows, int n_in,
-                                slicing cut, Finish finish)
+__device__ static void multiply(ring &r, const arguments &p, const shared &s, const product &m,
+                                range mine, int pitch, Finish finish)
 {
-    typedef dot_format<F> format;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    int n_blocks = n_in / format::block_inputs, stage = 0, parity = 0;
-    range mine = rows_of_block(n_rows);
-    for (int first = mine.begin; first < mine.end; first += TILES * TILE, parity ^= 1) {
-        int n = min(TILES * TILE, mine.end - first);
-        float *partial = s.partial + parity * WARPS * TILES * TILE;
-        for (int t = 0; t * TILE < n; t++) {
-            float sum = 0;
-            for (int at = 0; at < n_blocks; at += cut.blocks, stage++) {
-                int m = min(cut.blocks, n_blocks - at);
-                const char *row = r.stage() + g * cut.pitch;
-                barrier_wait(&r.full[r.at], r.round);
-                for (int b = (warp + WARPS / 2 * stage) % WARPS; b < m; b += WARPS)
-                    sum = format::dot(sum, row, b, at, c, s.a, p.levels);
-                __syncwarp();
-                if (lane == 0)
-                    barrier_arrive(&r.empty[r.at]);
-                r.next();
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parity = 0;
+    for (int first = 0; first < mine.n; first += m.rows_at_once) {
+        int n = min(m.rows_at_once, mine.n - first), n_stages = (n + TILE - 1) / TILE * m.n_slices;
+        int row = (threadIdx.x - first) % ROWS; /* of these, that this thread finishes */
+        bool finishes = threadIdx.x < ROWS && row < n;
+        float total = 0;
+        for (int begun = 0; begun < n_stages; begun += p.units, parity ^= 1) {
+            int units = min(p.units, n_stages - begun);
+            float *partial = s.partial + parity * WARPS * TILE;
+            part mine = s.parts[units * SPLITS + warp];
+            int slice = begun + mine.unit, at = r.at + mine.unit, wraps = at >= r.n_stages;
+            while (slice >= m.n_slices)
+                slice -= m.n_slices;
+            slice *= m.slice;
+            at -= wraps ? r.n_stages : 0;
+            const char *weights = r.stages + at * r.stage_bytes + lane / 4 * pitch;
+            int n_blocks = min(m.slice, m.n_blocks - slice);
+            typename dot_format<F>::sums sums;
+            barrier_wait(&r.full[at], r.round ^ wraps);
+#pragma unroll 2
+            for (int b = mine.part; b < n_blocks; b += mine.n)
+                dot_format<F>::add(sums, weights, b, slice, s.a, p.levels);
+            dot_format<F>::put(sums, partial + warp * TILE);
+            wait_for_warps();
+            if (threadIdx.x >= COMPUTE - units) { /* all have read them */
+                int done = r.at + COMPUTE - 1 - threadIdx.x;
+                barrier_arrive(&r.empty[done < r.n_stages ? done : done - r.n_stages]);
             }
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            if (c == 0)
-                partial[(warp * TILES + t) * TILE + g] = sum;
-        }
-        wait_for_warps();
-        int i = threadIdx.x;
-        if (i < n) {
-            float sum = 0;
+            r.skip(units);
+            if (finishes) { /* the slices of its tile that are among the units */
+                int from = max(row / TILE * m.n_slices - begun, 0);
+                int to = min((row / TILE + 1) * m.n_slices - begun, units);
+                uint32_t warps = 0;
+                for (int u = from; u < to; u++)
+                    warps |= s.warps[units] << u;
 #pragma unroll
-            for (int w = 0; w < WARPS; w++)
-                sum += partial[w * TILES * TILE + i];
-            finish(first + i, first + i - mine.begin, sum);
+                for (int w = 0; w < WARPS; w++)
+                    total += warps >> w & 1 ? partial[w * TILE + row % TILE] : 0;
+            }
         }
+        if (finishes)
+            finish(mine.begin + first + row, total);
     }
 }
 
-/* ---- activations
- * --------------------------------------------------------------------------------*/
+/* ---- activations ----------------------------------------------------------------------------- */
 
-/* Four elements of a layer norm's weight and bias, asked for before they are needed. */
-struct norm_constants {
-    float4 weight, bias;
+/* Mean and summed squared deviations of N numbers; join() is Chan's: nothing cancels. */
+struct moments {
+    float mean, squares;
 
-    __device__ norm_constants(const norm_rows &n, int n_embd)
+    __device__ void join(float other_mean, float other_squares, float n)
     {
-        bool has = 4 * (int)threadIdx.x < n_embd;
-        weight = bias = make_float4(0, 0, 0, 0);
-        if (has)
-            weight = ((const float4 *)n.weight)[threadIdx.x];
-        if (has && n.bias)
-            bias = ((const float4 *)n.bias)[threadIdx.x];
+        float apart = other_mean - mean;
+        squares += other_squares + apart * apart * (n / 2);
+        mean += apart / 2;
     }
 };
 
@@ -311,29 +261,46 @@ template <bml_weight_format F>
 __device__ static void keep_norm(const arguments &p, const shared &s, float4 v,
                                  const norm_constants &k)
 {
-    bool has = 4 * (int)threadIdx.x < p.n_embd;
-    float mean = sum_of_block(s, has ? v.x + v.y + v.z + v.w : 0) / p.n_embd;
-    float4 d = make_float4(v.x - mean, v.y - mean, v.z - mean, v.w - mean);
-    wait_for_warps(); /* s.sums is read */
-    float squares = has ? d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w : 0;
-    float scale = rsqrtf(sum_of_block(s, squares) / p.n_embd + p.epsilon);
-    if (has)
-        dot_format<F>::keep(s.a, threadIdx.x,
-                            make_float4(fmaf(d.x * scale, k.weight.x, k.bias.x),
-                                        fmaf(d.y * scale, k.weight.y, k.bias.y),
-                                        fmaf(d.z * scale, k.weight.z, k.bias.z),
-                                        fmaf(d.w * scale, k.weight.w, k.bias.w)));
+    /* Half a warp has 64 elements, all of them or none. */
+    int i = threadIdx.x, n_halves = p.n_embd / 64;
+    moments own;
+    own.mean = 0.25f * (v.x + v.y + v.z + v.w);
+    float4 d = make_float4(v.x - own.mean, v.y - own.mean, v.z - own.mean, v.w - own.mean);
+    own.squares = d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w;
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2)
+        own.join(__shfl_xor_sync(~0u, own.mean, step), __shfl_xor_sync(~0u, own.squares, step),
+                 4.0f * step);
+    if (i % 16 == 0)
+        s.norms[i / 16] = make_float2(own.mean, own.squares);
+    wait_for_warps();
+    float mean = 0, squares = 0;
+#pragma unroll 4
+    for (int h = 0; h < n_halves; h++)
+        mean += s.norms[h].x;
+    mean /= n_halves;
+#pragma unroll 4
+    for (int h = 0; h < n_halves; h++) {
+        float apart = s.norms[h].x - mean;
+        squares += s.norms[h].y + 64 * apart * apart;
+    }
+    float scale = rsqrtf(squares / p.n_embd + p.epsilon);
+    if (4 * i < p.n_embd)
+        dot_format<F>::keep(s.a, i,
+                            make_float4(fmaf((v.x - mean) * scale, k.weight.x, k.bias.x),
+                                        fmaf((v.y - mean) * scale, k.weight.y, k.bias.y),
+                                        fmaf((v.z - mean) * scale, k.weight.z, k.bias.z),
+                                        fmaf((v.w - mean) * scale, k.weight.w, k.bias.w)));
     wait_for_warps();
 }
 
-__device__ static float embedding_at(const arguments &p, int i)
+__device__ static __noinline__ float embedding_at(const arguments &p, int i)
 {
     return weight_at(p.wte, p.wte_format, p.n_embd, p.token, i) +
            weight_at(p.wpe, p.wpe_format, p.n_embd, p.position, i);
 }
 
-/* ---- attention
- * ----------------------------------------------------------------------------------*/
+/* ---- attention ------------------------------------------------------------------------------- */
 
 __device__ static float to_cache_and_back(float x, bml_dtype kv)
 {
@@ -403,15 +370,27 @@ struct state {
     }
 };
 
+/* q.k, of which each of LANES lanes has eight products. */
+__device__ static float score_of(const float q[8], const float k[8], int lanes)
+{
+    float score = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        score = fmaf(q[j], k[j], score);
+    for (int step = lanes / 2; step; step /= 2)
+        score += __shfl_xor_sync(~0u, score, step);
+    return score;
+}
+
 /* One run of keys of one head: waits for the token's q, k and v, stores k and v, and hands out the
  * run's state. Eight elements of a key to a lane. */
 __device__ static void attend(ring &r, const arguments &p, const shared &s, const layer &l,
                               run keys, uint32_t tag)
 {
-    int d = p.head_dim, lanes = d / 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int part = lane % lanes, i = threadIdx.x;
+    int d = p.head_dim, lanes = 1 << p.lanes_log2, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int part = lane & (lanes - 1), i = threadIdx.x;
     if (4 * i < 3 * d) {
-        int which = 4 * i / d, at = 4 * i % d;
+        int which = (4 * i >= d) + (4 * i >= 2 * d), at = 4 * i - which * d;
         float4 v = get(p.out.qkv + which * p.n_embd + keys.head * d + at, tag);
         if (which) {
             v = make_float4(to_cache_and_back(v.x, p.kv), to_cache_and_back(v.y, p.kv),
@@ -421,9 +400,11 @@ __device__ static void attend(ring &r, const arguments &p, const shared &s, cons
     }
     wait_for_warps();
     bool last = keys.split == p.n_splits - 1; /* which has this token's own key */
-    if (last && i < 2 * d) {
-        size_t at = (((size_t)p.slot * p.n_head + keys.head) * p.n_ctx + p.position) * d + i % d;
-        store_cached(i < d ? l.k : l.v, at, s.query[(i / d + 1) * MAX_DIM + i % d], p.kv);
+    if (last && i >= COMPUTE - d) {
+        int e = i - (COMPUTE - d);
+        size_t at = (((size_t)p.slot * p.n_head + keys.head) * p.n_ctx + p.position) * d + e;
+        store_cached(l.k, at, s.query[MAX_DIM + e], p.kv);
+        store_cached(l.v, at, s.query[2 * MAX_DIM + e], p.kv);
     }
 
     state own = {-INFINITY, 0, {}};
@@ -433,44 +414,44 @@ __device__ static void attend(ring &r, const arguments &p, const shared &s, cons
     for (int j = 0; j < 8; j++)
         q[j] *= l.scale;
     size_t key_bytes = d * (p.kv == BML_F32 ? 4 : 2);
-    int each = 32 / lanes; /* keys that a warp takes at once */
-    for (int first = keys.begin; first < keys.end; first += p.keys_of_stage) {
-        const char *k = r.stage(), *v = k + p.keys_of_stage * key_bytes;
-        int m = min(p.keys_of_stage, keys.end - first);
-        barrier_wait(&r.full[r.at], r.round);
-        for (int at = warp * each; at < m; at += WARPS * each) {
-            int key = at + lane / lanes;
-            float kk[8], vv[8], score = 0;
-            load_cached(kk, k + min(key, m - 1) * key_bytes, part, p.kv);
-            load_cached(vv, v + min(key, m - 1) * key_bytes, part, p.kv);
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                score = fmaf(q[j], kk[j], score);
-            for (int step = lanes / 2; step; step /= 2)
-                score += __shfl_xor_sync(~0u, score, step);
-            if (key < m)
-                own.add(score, vv);
-        }
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(&r.empty[r.at]);
-        r.next();
-    }
-    if (last && warp == 0) {
-        float kk[8], vv[8], score = 0;
+    int each = 32 >> p.lanes_log2,
+        key_of_lane = lane >> p.lanes_log2; /* a warp takes EACH keys at once */
+    if (last && warp == WARPS - 1) {
+        float kk[8], vv[8];
         load_cached(kk, (const char *)(s.query + MAX_DIM), part, BML_F32);
         load_cached(vv, (const char *)(s.query + 2 * MAX_DIM), part, BML_F32);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            score = fmaf(q[j], kk[j], score);
-        for (int step = lanes / 2; step; step /= 2)
-            score += __shfl_xor_sync(~0u, score, step);
+        float score = score_of(q, kk, lanes);
         if (lane < lanes)
             own.add(score, vv);
     }
+    for (int first = keys.begin; first < keys.end; first += p.keys_of_stage) {
+        const char *k = r.stage();
+        uint64_t *k_full = &r.full[r.at], *k_empty = &r.empty[r.at];
+        uint32_t k_round = r.round;
+        r.next();
+        const char *v = r.stage();
+        int m = min(p.keys_of_stage, keys.end - first);
+        barrier_wait(k_full, k_round);
+        barrier_wait(&r.full[r.at], r.round);
+        for (int at = warp * each; at < m; at += WARPS * each) {
+            int key = at + key_of_lane;
+            float kk[8], vv[8];
+            load_cached(kk, k + min(key, m - 1) * key_bytes, part, p.kv);
+            load_cached(vv, v + min(key, m - 1) * key_bytes, part, p.kv);
+            float score = score_of(q, kk, lanes);
+            if (key < m)
+                own.add(score, vv);
+        }
+        wait_for_warps();
+        if (i == 0) {
+            barrier_arrive(k_empty);
+            barrier_arrive(&r.empty[r.at]);
+        }
+        r.next();
+    }
     for (int step = lanes; step < 32; step *= 2)
         own.join(step);
-    float *mine = s.states + warp * (MAX_DIM + 2);
+    float *mine = s.states + warp * STATE;
     if (lane < lanes) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -479,21 +460,21 @@ __device__ static void attend(ring &r, const arguments &p, const shared &s, cons
         mine[MAX_DIM + 1] = own.sum;
     }
     wait_for_warps();
-    if (i < d + 4) { /* the sums are against a maximum that can carry the tag */
-        float top = -INFINITY, total = 0;
-        for (int w = 0; w < WARPS; w++)
-            top = larger(top, s.states[w * (MAX_DIM + 2) + MAX_DIM]);
+    if (i < (d + 4 + 31) / 32 * 32) { /* the sums are against a maximum that can carry the tag */
+        float own_max = lane < WARPS ? s.states[lane * STATE + MAX_DIM] : -INFINITY, top = own_max;
+#pragma unroll
+        for (int step = 16; step; step /= 2)
+            top = larger(top, __shfl_xor_sync(~0u, top, step));
         top = tagged(top, tag);
-        for (int w = 0; w < WARPS; w++) {
-            const float *other = s.states + w * (MAX_DIM + 2);
-            float weight = other[MAX_DIM] == -INFINITY ? 0 : __expf(other[MAX_DIM] - top);
-            total = fmaf(weight, other[i < d ? i : MAX_DIM + 1], total);
-        }
+        float weight = own_max == -INFINITY ? 0 : __expf(own_max - top), total = 0;
+        const float *column = s.states + (i < d ? i : MAX_DIM + 1);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total = fmaf(__shfl_sync(~0u, weight, w), column[w * STATE], total);
         float *to = p.out.heads + (keys.head * p.n_splits + keys.split) * (d + 4);
-        if (i == d + 1)
-            put_word(to + i, top);
-        else
-            put(to + i, total, tag); /* d: the sum; d + 2 and d + 3 only fill up */
+        /* d: the sum; d + 2 and d + 3 only fill up */
+        if (i < d + 4)
+            put_all(to + i, p.out.replica, i == d + 1 ? top : total, tag);
     }
 }
 
@@ -502,12 +483,17 @@ template <bml_weight_format F>
 __device__ static void keep_heads(const arguments &p, const shared &s, uint32_t tag)
 {
     int d = p.head_dim, pitch = d + 4, n = p.n_head * p.n_splits * pitch;
-    for (int i = threadIdx.x; 4 * i < n; i += COMPUTE)
-        ((float4 *)s.heads)[i] = get(p.out.heads + 4 * i, tag);
-    wait_for_warps();
     int i = threadIdx.x;
+    float4 words[QUADS];
+    get_all<QUADS>(words, p.out.heads + own_replica(p), n / 4, i, COMPUTE, tag);
+#pragma unroll
+    for (int j = 0; j < QUADS; j++)
+        if (i + j * COMPUTE < n / 4)
+            ((float4 *)s.heads)[i + j * COMPUTE] = words[j];
+    wait_for_warps();
     if (4 * i < p.n_embd) {
-        const float *runs = s.heads + 4 * i / d * p.n_splits * pitch;
+        int head = 4 * i >> (p.lanes_log2 + 3);
+        const float *runs = s.heads + head * p.n_splits * pitch;
         float top = -INFINITY, sum = 0;
         for (int run = 0; run < p.n_splits; run++)
             top = larger(top, runs[run * pitch + d + 1]);
@@ -515,7 +501,7 @@ __device__ static void keep_heads(const arguments &p, const shared &s, uint32_t 
         for (int run = 0; run < p.n_splits; run++) {
             const float *one = runs + run * pitch;
             float weight = __expf(one[d + 1] - top);
-            float4 v = *(const float4 *)(one + 4 * i % d);
+            float4 v = *(const float4 *)(one + (4 * i & (d - 1)));
             sum = fmaf(weight, one[d], sum);
             total = make_float4(fmaf(weight, v.x, total.x), fmaf(weight, v.y, total.y),
                                 fmaf(weight, v.z, total.z), fmaf(weight, v.w, total.w));
@@ -526,21 +512,45 @@ __device__ static void keep_heads(const arguments &p, const shared &s, uint32_t 
     wait_for_warps();
 }
 
-/* ---- the head
- * -----------------------------------------------------------------------------------*/
+/* Waits for the hidden activations and keeps them. */
+template <bml_weight_format F>
+__device__ static void keep_hidden(const arguments &p, const shared &s, uint32_t tag)
+{
+    int i = threadIdx.x, n = p.n_inner / 4;
+    float4 words[QUADS];
+    get_all<QUADS>(words, p.out.hidden + own_replica(p), n, i, COMPUTE, tag);
+#pragma unroll
+    for (int j = 0; j < QUADS; j++)
+        if (i + j * COMPUTE < n)
+            dot_format<F>::keep(s.a, i + j * COMPUTE, words[j]);
+    wait_for_warps();
+}
 
-/* Joins the candidates of the 64 threads that finish rows, and of all blocks in the first one.
- * A logit's 32 bits go in halves: all of them count, and each word carries a tag. */
+/* ---- the head -------------------------------------------------------------------------------- */
+
+/* The best candidate of all threads; ALL has one for each warp. */
+__device__ static candidate best_of_block(candidate *all, candidate best)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        best = better(best, candidate{__shfl_xor_sync(~0u, best.logit, step),
+                                      __shfl_xor_sync(~0u, best.id, step)});
+    if (threadIdx.x % 32 == 0)
+        all[threadIdx.x / 32] = best;
+    wait_for_warps();
+    for (int w = 0; w < WARPS; w++)
+        best = better(best, all[w]);
+    return best;
+}
+
+/* Joins the candidates of all threads, and then of all blocks in the first one. A logit's 32 bits
+ * go in halves: all of them count, and each word carries a tag. */
 __device__ static void choose(const arguments &p, const shared &s, candidate best, uint32_t tag)
 {
-    candidate *all = (candidate *)s.states;
+    candidate *all = (candidate *)s.states; /* one of each warp */
     int i = threadIdx.x;
-    if (i < TILES * TILE)
-        all[i] = best;
-    wait_for_warps();
+    best = best_of_block(all, best);
     if (i == 0) {
-        for (int j = 1; j < TILES * TILE; j++)
-            best = better(best, all[j]);
         uint32_t bits = __float_as_uint(best.logit),
                  words[RECORD] = {bits >> 16, bits & 0xffff, (uint32_t)best.id, 0};
         for (int j = 0; j < RECORD; j++)
@@ -548,96 +558,83 @@ __device__ static void choose(const arguments &p, const shared &s, candidate bes
     }
     if (blockIdx.x)
         return;
-    wait_for_warps(); /* ALL is read */
+    best = {-INFINITY, NO_ID};
     if (i < gridDim.x) {
         float4 v = get(p.out.best + i * RECORD, tag);
         uint32_t bits = __float_as_uint(v.x) >> 1 << 16 | __float_as_uint(v.y) >> 1;
-        all[i] = {__uint_as_float(bits), (int)__float_as_uint(v.z) >> 1};
+        best = {__uint_as_float(bits), (int)__float_as_uint(v.z) >> 1};
     }
-    wait_for_warps();
+    best = best_of_block(all + WARPS, best);
     if (i == 0) {
-        best = all[0];
-        for (int j = 1; j < gridDim.x; j++)
-            best = better(best, all[j]);
         *p.id = best.id;
         *p.host_id = best.id;
     }
 }
 
-/* ---- the pass
- * -----------------------------------------------------------------------------------*/
+/* ---- the pass -------------------------------------------------------------------------------- */
 
+/* One loop for all products, so that the processor's instruction cache holds it: every layer runs
+ * through each phase but once. */
 template <bml_weight_format F, bml_weight_format HEAD>
 __device__ static void compute(ring &r, const arguments &p, const shared &s)
 {
-    int c = p.n_embd, i = threadIdx.x;
-    bool has_x = 4 * i < c;
-    range own_rows = rows_of_block(c);
-    float own_x = own_rows.begin + i < own_rows.end ? embedding_at(p, own_rows.begin + i) : 0;
+    int i = threadIdx.x;
+    bool has_x = 4 * i < p.n_embd;
+    run keys = run_of_block(p);
+    norm_constants norm = {};
+    norm.load(p, 0, 0);
+    row_constants row, next = {};
+    next.load<F>(p, 0, QKV, s.rows[QKV]);
+    float own_x = i < s.rows[PROJECT].n ? embedding_at(p, s.rows[PROJECT].begin + i) : 0;
     float4 x = make_float4(0, 0, 0, 0);
     if (has_x)
         x = make_float4(embedding_at(p, 4 * i), embedding_at(p, 4 * i + 1),
                         embedding_at(p, 4 * i + 2), embedding_at(p, 4 * i + 3));
-    run keys = run_of_block(p);
-    uint32_t tag = 0;
-    for (int index = 0; index < p.n_layer; index++) {
-        const layer &l = p.layers[index];
-        uint32_t before = tag;
-        tag = (p.use + index + 1) & 1;
-        {
-            norm_constants norm(l.ln[0], c);
-            row_constants k(l.w[QKV], 3 * c);
-            if (index && has_x)
-                x = get(p.out.x[1] + 4 * i, before);
+    uint32_t tag = p.use & 1;
+    for (int step = 0;; step++) {
+        int index = step / N_MATRICES, m = step % N_MATRICES;
+        if (m == QKV || m == EXPAND) {
+            if (step && has_x)
+                x = get(p.out.x[m == QKV] + own_replica(p) + 4 * i, tag);
             keep_norm<F>(p, s, x, norm);
-            multiply<F>(r, p, s, 3 * c, c, p.layers_slicing, [&](int row, int, float sum) {
-                put(p.out.qkv + row, fmaf(sum, k.scale, k.bias), tag);
-            });
-        }
-        if (keys.head >= 0)
-            attend(r, p, s, l, keys, tag);
-        {
-            row_constants k(l.w[PROJECT], c);
+            if (index == p.n_layer)
+                break;
+            norm.load(p, index + (m == EXPAND), m == QKV);
+            tag ^= m == QKV;
+        } else if (m == PROJECT) {
+            if (keys.head >= 0)
+                attend(r, p, s, p.layers[index], keys, tag);
             keep_heads<F>(p, s, tag);
-            multiply<F>(r, p, s, c, c, p.layers_slicing, [&](int row, int, float sum) {
-                own_x += fmaf(sum, k.scale, k.bias);
-                put(p.out.x[0] + row, own_x, tag);
-            });
+        } else {
+            keep_hidden<F>(p, s, tag);
         }
-        {
-            norm_constants norm(l.ln[1], c);
-            row_constants k(l.w[EXPAND], p.n_inner);
-            if (has_x)
-                x = get(p.out.x[0] + 4 * i, tag);
-            keep_norm<F>(p, s, x, norm);
-            multiply<F>(r, p, s, p.n_inner, c, p.layers_slicing, [&](int row, int, float sum) {
-                put(p.out.hidden + row, activate(fmaf(sum, k.scale, k.bias), p.activation), tag);
-            });
-        }
-        {
-            row_constants k(l.w[CONTRACT], c);
-            for (int j = i; 4 * j < p.n_inner; j += COMPUTE)
-                dot_format<F>::keep(s.a, j, get(p.out.hidden + 4 * j, tag));
-            wait_for_warps();
-            multiply<F>(r, p, s, c, p.n_inner, p.layers_slicing, [&](int row, int, float sum) {
-                own_x += fmaf(sum, k.scale, k.bias);
-                put(p.out.x[1] + row, own_x, tag);
-            });
-        }
+        row = next;
+        if (step + 1 < N_MATRICES * p.n_layer)
+            next.load<F>(p, (step + 1) / N_MATRICES, (m + 1) % N_MATRICES,
+                         s.rows[(m + 1) % N_MATRICES]);
+        multiply<F>(r, p, s, p.products[m], s.rows[m], p.layers_slicing.pitch,
+                    [&](int i, float sum) {
+                        float y = row.finish(sum);
+                        float *to = m == QKV      ? p.out.qkv
+                                    : m == EXPAND ? p.out.hidden
+                                                  : p.out.x[m == CONTRACT];
+                        if (m == EXPAND)
+                            y = activate(y, p.activation);
+                        else if (m != QKV)
+                            y = own_x += y;
+                        put_all(to + i, p.out.replica, y, tag);
+                    });
     }
     if (!p.want_row)
         return;
-    norm_constants norm(p.ln_f, c);
-    if (has_x)
-        x = get(p.out.x[1] + 4 * i, tag);
-    keep_norm<HEAD>(p, s, x, norm);
     candidate best = {-INFINITY, NO_ID};
-    multiply<HEAD>(r, p, s, p.vocab_size, c, p.head_slicing, [&](int row, int, float sum) {
-        if (!p.n_valid)
-            p.logits[row] = sum;
-        else if (row < p.n_valid)
-            best = better(best, candidate{sum, isfinite(sum) ? row : -1});
-    });
+    multiply<HEAD>(r, p, s, p.products[N_MATRICES], s.rows[N_MATRICES], p.head_slicing.pitch,
+                   [&](int id, float sum) {
+                       if (!p.n_valid)
+                           p.logits[id] = sum;
+                       else if (id < p.n_valid)
+                           best = better(best, candidate{sum, isfinite(sum) ? id : -1});
+                   });
     if (p.n_valid)
         choose(p, s, best, (p.best_use + 1) & 1);
 }
@@ -654,18 +651,33 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     r.full = (uint64_t *)(memory + p.n_stages * p.stage_bytes);
     r.empty = r.full + p.n_stages;
     shared s;
-    s.a.x = (float *)(r.full + 2 * p.n_stages);
-    s.a.q = (int8_t *)s.a.x;
-    s.a.scale = (float *)(s.a.q + widest);
-    s.heads = s.a.x + widest;
+    s.a = activations((char *)(r.full + 2 * p.n_stages), widest);
+    s.norms = (float2 *)(s.a.memory + activations::bytes_for(widest));
+    s.parts = (part *)(s.norms + 2 * WARPS);
+    s.rows = (range *)(s.parts + SPLITS * SPLITS);
+    s.warps = (uint32_t *)(s.rows + 6);
+    s.heads = (float *)(s.warps + SPLITS);
     s.partial = s.heads + p.n_head * p.n_splits * (d + 4);
-    s.states = s.partial + 2 * WARPS * TILES * TILE;
-    s.query = s.states + WARPS * (MAX_DIM + 2);
-    s.sums = s.query + 3 * MAX_DIM;
+    s.states = s.partial + 2 * WARPS * TILE;
+    s.query = s.states + WARPS * STATE;
+    if (threadIdx.x <= N_MATRICES) {
+        const int heights[] = {3 * p.n_embd, p.n_embd, p.n_inner, p.n_embd, p.vocab_size};
+        s.rows[threadIdx.x] = range(heights[threadIdx.x]);
+    }
+    int units = threadIdx.x / SPLITS, warp = threadIdx.x % SPLITS;
+    if (units && units < SPLITS)
+        s.parts[threadIdx.x] = {(uint8_t)(warp % units), (uint8_t)(warp / units),
+                                (uint8_t)((WARPS - warp % units + units - 1) / units), 0};
+    if (units && units < SPLITS && warp == 0) {
+        uint32_t warps = 0;
+        for (int w = 0; w < WARPS; w += units)
+            warps |= 1u << w;
+        s.warps[units] = warps;
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.n_stages; i++) {
             barrier_init(&r.full[i], 1);
-            barrier_init(&r.empty[i], WARPS);
+            barrier_init(&r.empty[i], 1);
         }
         barrier_init_done();
     }
@@ -677,69 +689,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
 #endif
 }
 
-/* ---- the host's side
- * ----------------------------------------------------------------------------*/
-
-struct bml_cuda_decoder {
-    int n_blocks;
-    layer *layers; /* device memory */
-    exchange out;  /* one allocation, from out.qkv on */
-    size_t exchange_bytes;
-    int n_splits; /* that the exchange was last used with */
-    uint32_t use, best_use;
-    int32_t *id; /* pinned memory */
-    const void *kernel;
-};
-
-void bml_cuda_decoder_free(bml_cuda_decoder *d)
-{
-    if (!d)
-        return;
-    cudaFree(d->layers);
-    cudaFree(d->out.qkv);
-    cudaFreeHost(d->id);
-    free(d);
-}
-
-static int n_blocks_for(const bml_device *device, const bml_hf_config *c)
-{
-    return device->n_multiprocessors < c->n_embd ? device->n_multiprocessors : c->n_embd;
-}
-
-bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
-{
-    const bml_hf_config *c = &w->config;
-    int d = cache->head_dim, n_blocks = n_blocks_for(queue->device, c);
-    int most_rows = c->n_inner > 3 * c->n_embd ? c->n_inner : 3 * c->n_embd;
-    bml_weight_format format = w->layers[0].c_attn.w.format;
-    bml_weight_format head = format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format;
-    bool fits = queue->device->capability >= 90 && queue->batch->n_tokens == 1 &&
-                c->n_embd % 64 == 0 && c->n_inner % 64 == 0 && c->n_embd <= MAX_EMBD &&
-                c->n_head <= n_blocks && d >= 8 && d <= MAX_DIM && (d & (d - 1)) == 0 &&
-                (most_rows + n_blocks - 1) / n_blocks <= TILES * TILE &&
-                w->lm_head.w.format == head;
-    for (int i = 0; i < c->n_layer && fits; i++) {
-        const bml_layer_weights *l = &w->layers[i];
-        fits = l->c_attn.w.format == format && l->c_proj.w.format == format &&
-               l->c_fc.w.format == format && l->mlp_c_proj.w.format == format;
-    }
-    return fits;
-}
-
-static weights weights_of(const bml_linear_weights *l)
-{
-    const char *rows = (const char *)l->w.buffer.data;
-    size_t bytes = (size_t)l->w.n_out * bml_cuda_row_bytes(l->w.format, (size_t)l->w.n_in);
-    return {rows, (const float *)l->bias.buffer.data,
-            l->w.format == BML_WEIGHTS_Q4 ? (const float *)(rows + bytes) : nullptr};
-}
-
-static norm_rows norm_of(const bml_norm_weights *n)
-{
-    return {(const float *)n->weight.buffer.data, (const float *)n->bias.buffer.data};
-}
-
-static const void *kernel_for(bml_weight_format format)
+const void *bml_cuda_decode_kernel(bml_weight_format format)
 {
     switch (format) {
     case BML_WEIGHTS_F32:
@@ -752,175 +702,5 @@ static const void *kernel_for(bml_weight_format format)
         return (const void *)decode<BML_WEIGHTS_Q8, BML_WEIGHTS_Q8>;
     default:
         return (const void *)decode<BML_WEIGHTS_Q4, BML_WEIGHTS_Q8>;
-    }
-}
-
-static cudaError_t fill_layers(bml_cuda_decoder *d, const bml_weights *w, const bml_kv_cache *cache)
-{
-    size_t n = (size_t)w->config.n_layer;
-    layer *host = (layer *)bml_calloc(n, sizeof *host);
-    if (!host)
-        return cudaErrorMemoryAllocation;
-    for (size_t i = 0; i < n; i++) {
-        const bml_layer_weights *l = &w->layers[i];
-        host[i] = {{weights_of(&l->c_attn), weights_of(&l->c_proj), weights_of(&l->c_fc),
-                    weights_of(&l->mlp_c_proj)},
-                   {norm_of(&l->ln_1), norm_of(&l->ln_2)},
-                   (char *)cache->k[i].data,
-                   (char *)cache->v[i].data,
-                   bml_attention_scale(&w->config, (int)i)};
-    }
-    cudaError_t error = cudaMalloc((void **)&d->layers, n * sizeof *host);
-    if (!error)
-        error = cudaMemcpy(d->layers, host, n * sizeof *host, cudaMemcpyHostToDevice);
-    free(host);
-    return error;
-}
-
-static cudaError_t exchange_new(bml_cuda_decoder *d, const bml_hf_config *c)
-{
-    size_t e = (size_t)c->n_embd, head_dim = e / (size_t)c->n_head;
-    size_t heads = (size_t)c->n_head * MAX_SPLITS * (head_dim + 4);
-    size_t words = 5 * e + heads + (size_t)c->n_inner + (size_t)d->n_blocks * RECORD;
-    d->exchange_bytes = words * sizeof(float);
-    cudaError_t error = cudaMalloc((void **)&d->out.qkv, d->exchange_bytes);
-    d->out.heads = d->out.qkv + 3 * e;
-    d->out.x[0] = d->out.heads + heads;
-    d->out.x[1] = d->out.x[0] + e;
-    d->out.hidden = d->out.x[1] + e;
-    d->out.best = d->out.hidden + c->n_inner;
-    return error;
-}
-
-/* The queue's decoder, made at the first call: the weights and the cache of a queue stay. */
-static cudaError_t decoder_of(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
-{
-    if (queue->decoder)
-        return cudaSuccess;
-    bml_cuda_decoder *d = (bml_cuda_decoder *)bml_calloc(1, sizeof *d);
-    if (!d)
-        return cudaErrorMemoryAllocation;
-    d->n_blocks = n_blocks_for(queue->device, &w->config);
-    d->kernel = kernel_for(w->layers[0].c_attn.w.format);
-    cudaError_t error = fill_layers(d, w, cache);
-    if (!error)
-        error = exchange_new(d, &w->config);
-    if (!error)
-        error = cudaMallocHost((void **)&d->id, sizeof *d->id);
-    if (!error)
-        error = cudaFuncSetAttribute(d->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     queue->device->shared_bytes);
-    if (error)
-        bml_cuda_decoder_free(d);
-    else
-        queue->decoder = d;
-    return error;
-}
-
-template <bml_weight_format F> static slicing slicing_for(int n_embd)
-{
-    typedef dot_format<F> format;
-    int n_blocks = n_embd / format::block_inputs, n_slices = (n_blocks + MAX_SLICE - 1) / MAX_SLICE;
-    int blocks = (n_blocks + n_slices - 1) / n_slices, apart = 4 * format::lane_bytes;
-    if (format::packed) /* slices begin where groups do */
-        blocks = (blocks + BML_CUDA_GROUP - 1) / BML_CUDA_GROUP * BML_CUDA_GROUP;
-    int bytes = format::packed ? (int)bml_cuda_scales_at(F, (size_t)blocks) : format::at(blocks);
-    /* Rows lie APART bytes further in the banks than the one before. */
-    return {blocks, (bytes - apart + 127) / 128 * 128 + apart};
-}
-
-static slicing slicing_of(bml_weight_format format, int n_embd)
-{
-    switch (format) {
-    case BML_WEIGHTS_F32:
-        return slicing_for<BML_WEIGHTS_F32>(n_embd);
-    case BML_WEIGHTS_Q8:
-        return slicing_for<BML_WEIGHTS_Q8>(n_embd);
-    case BML_WEIGHTS_Q4:
-        return slicing_for<BML_WEIGHTS_Q4>(n_embd);
-    default:
-        return slicing_for<BML_WEIGHTS_BF16>(n_embd);
-    }
-}
-
-/* How shared memory is cut: what is fixed, and as many stages as the rest has room for. */
-static size_t lay_out(arguments *p, const bml_device *device)
-{
-    int widest = p->n_embd > p->n_inner ? p->n_embd : p->n_inner;
-    size_t floats = (size_t)widest + (size_t)p->n_head * p->n_splits * (p->head_dim + 4) +
-                    2 * WARPS * TILES * TILE + WARPS * (MAX_DIM + 2) + 3 * MAX_DIM + WARPS;
-    int pitch = p->layers_slicing.pitch > p->head_slicing.pitch ? p->layers_slicing.pitch
-                                                                : p->head_slicing.pitch;
-    p->stage_bytes = TILE * pitch;
-    size_t room = (size_t)device->shared_bytes - floats * sizeof(float);
-    p->n_stages = (int)(room / ((size_t)p->stage_bytes + 2 * sizeof(uint64_t)));
-    int key_bytes = p->head_dim * (p->kv == BML_F32 ? 4 : 2);
-    p->keys_of_stage = p->stage_bytes / (2 * key_bytes);
-    return floats * sizeof(float) + p->n_stages * (p->stage_bytes + 2 * sizeof(uint64_t));
-}
-
-void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
-                     bml_kv_cache *cache, int n_valid)
-{
-    const bml_hf_config *c = &w->config;
-    const bml_batch *batch = queue->batch;
-    cudaError_t error = decoder_of(queue, w, cache);
-    if (error) {
-        bml_cuda_note(queue, error);
-        return;
-    }
-    bml_cuda_decoder *d = queue->decoder;
-    arguments p = {};
-    p.layers = d->layers;
-    p.n_layer = c->n_layer;
-    p.n_head = c->n_head;
-    p.head_dim = cache->head_dim;
-    p.n_embd = c->n_embd;
-    p.n_inner = c->n_inner;
-    p.vocab_size = c->vocab_size;
-    p.activation = c->activation;
-    p.epsilon = c->layer_norm_epsilon;
-    p.wte = (const char *)w->wte.buffer.data;
-    p.wte_format = w->wte.format;
-    p.wpe = (const char *)w->wpe.buffer.data;
-    p.wpe_format = w->wpe.format;
-    p.ln_f = norm_of(&w->ln_f);
-    p.head = weights_of(&w->lm_head);
-    p.levels = q4_levels();
-    p.kv = cache->dtype;
-    p.n_ctx = cache->n_ctx;
-    p.token = batch->token[0];
-    p.position = batch->position[0];
-    p.slot = batch->slot[0];
-    int most_splits = d->n_blocks / c->n_head < MAX_SPLITS ? d->n_blocks / c->n_head : MAX_SPLITS;
-    p.n_splits = p.position / KEYS_OF_SPLIT + 1;
-    p.n_splits = p.n_splits < most_splits ? p.n_splits : most_splits;
-    p.keys_of_split = (p.position + p.n_splits - 1) / p.n_splits;
-    p.out = d->out;
-    p.want_row = batch->n_rows == 1;
-    p.n_valid = n_valid;
-    p.logits = (float *)a->logits.data;
-    p.id = (int32_t *)a->ids.data;
-    p.host_id = d->id;
-    p.layers_slicing = slicing_of(w->layers[0].c_attn.w.format, c->n_embd);
-    p.head_slicing = slicing_of(w->lm_head.w.format, c->n_embd);
-    size_t bytes = lay_out(&p, queue->device);
-
-    /* Other splits write other words: their tags would not be one use old. */
-    if (p.n_splits != d->n_splits) {
-        bml_cuda_note(queue, cudaMemsetAsync(d->out.qkv, 0, d->exchange_bytes, queue->stream));
-        d->use = d->best_use = 0;
-        d->n_splits = p.n_splits;
-    }
-    p.use = d->use;
-    p.best_use = d->best_use;
-    void *arguments[] = {&p};
-    bml_cuda_note(queue, cudaLaunchCooperativeKernel(d->kernel, d->n_blocks, THREADS, arguments,
-                                                     bytes, queue->stream));
-    d->use += (uint32_t)c->n_layer;
-    if (p.want_row && n_valid) {
-        d->best_use++;
-        queue->ids = a->ids.data;
-        queue->ids_host = d->id;
     }
 }

@@ -14,6 +14,9 @@
 /* After this many looks, some seconds, what is waited for will not come: the launch fails. */
 enum { POLL_LIMIT = 1 << 24 };
 
+/* Copies of what all blocks read, so that not all of them ask for the same lines at once. */
+enum { REPLICAS = 8 };
+
 __device__ static inline float tagged(float x, uint32_t tag)
 {
     return __uint_as_float((__float_as_uint(x) & ~1u) | tag);
@@ -30,21 +33,67 @@ __device__ static inline void put(float *to, float x, uint32_t tag)
     put_word(to, tagged(x, tag));
 }
 
+/* To every replica, STRIDE words apart. */
+__device__ static inline void put_all(float *to, int stride, float x, uint32_t tag)
+{
+#pragma unroll
+    for (int i = 0; i < REPLICAS; i++)
+        put(to + i * stride, x, tag);
+}
+
+__device__ static inline uint4 load_words(const float *from)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+}
+
+__device__ static inline bool carry(uint4 v, uint32_t tag)
+{
+    return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 1) == 0;
+}
+
+__device__ static inline float4 floats_of(uint4 v)
+{
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                       __uint_as_float(v.w));
+}
+
 /* Waits for four words, 16-byte aligned, to carry TAG. */
 __device__ static inline float4 get(const float *from, uint32_t tag)
 {
     for (int looks = 0;; looks++) {
-        uint4 v;
-        asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "l"(from)
-                     : "memory");
-        if (((v.x ^ tag) & 1) + ((v.y ^ tag) & 1) + ((v.z ^ tag) & 1) + ((v.w ^ tag) & 1) == 0)
-            return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                               __uint_as_float(v.w));
+        uint4 v = load_words(from);
+        if (carry(v, tag))
+            return floats_of(v);
         if (looks == POLL_LIMIT)
             __trap();
     }
+}
+
+/* The same for FROM's quads i, i + step, ... below n: N of them at most, looked at together. Where
+ * there is none, the last one is looked at again: no branch keeps a load waiting. */
+template <int N>
+__device__ static void get_all(float4 v[N], const float *from, int n, int i, int step, uint32_t tag)
+{
+    bool all;
+    int looks = 0;
+    do {
+        all = true;
+        uint4 words[N];
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            words[j] = load_words(from + 4 * min(i + j * step, n - 1));
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            all &= carry(words[j], tag);
+            v[j] = floats_of(words[j]);
+        }
+        if (looks++ == POLL_LIMIT)
+            __trap();
+    } while (!all);
 }
 
 #endif

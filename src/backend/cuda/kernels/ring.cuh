@@ -20,12 +20,19 @@ struct ring {
         return stages + at * stage_bytes;
     }
 
-    __device__ void next()
+    /* N is at most n_stages. */
+    __device__ void skip(int n)
     {
-        if (++at == n_stages) {
-            at = 0;
+        at += n;
+        if (at >= n_stages) {
+            at -= n_stages;
             round ^= 1;
         }
+    }
+
+    __device__ void next()
+    {
+        skip(1);
     }
 };
 
