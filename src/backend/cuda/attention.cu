@@ -1,0 +1,51 @@
+/* Which attention runs, and how a batch is cut for it. */
+#include "backend/cuda/attention.h"
+
+enum { TILE = 128 };
+
+/* The queries from START that follow one another in one slot. */
+static int run_length(const bml_batch *batch, int start)
+{
+    int length = 1;
+    while (start + length < batch->n_tokens && batch->slot[start + length] == batch->slot[start] &&
+           batch->position[start + length] == batch->position[start] + length)
+        length++;
+    return length;
+}
+
+int bml_cuda_query_tiles(const bml_batch *batch, bml_cuda_query_tile *tiles)
+{
+    int n = 0;
+    for (int start = 0, length; start < batch->n_tokens; start += length) {
+        length = run_length(batch, start);
+        for (int at = (length - 1) / TILE * TILE; at >= 0; at -= TILE) {
+            int count = length - at < TILE ? length - at : TILE;
+            tiles[n++] = (bml_cuda_query_tile){start + at, count, batch->slot[start],
+                                               batch->position[start] + at};
+        }
+    }
+    return n;
+}
+
+static bool aligned(const void *p)
+{
+    return (uintptr_t)p % 16 == 0;
+}
+
+cudaError_t bml_cuda_attention16(const bml_cuda_attention *a, cudaStream_t stream)
+{
+    int device, major, units;
+    cudaError_t error = cudaGetDevice(&device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
+    if (error)
+        return error;
+    bool fits = a->cache.head_dim == 64 && a->q_pitch % 8 == 0 && aligned(a->q) &&
+                aligned(a->out) && aligned(a->cache.k) && aligned(a->cache.v);
+    if (major != 9 || !fits)
+        return bml_cuda_attention_sm80(a, stream);
+    /* Small blocks fill the chip sooner, large ones read keys and values less often. */
+    return bml_cuda_attention_sm90(a, a->n_tiles * a->cache.n_head < 2 * units ? 1 : 2, stream);
+}

@@ -1,0 +1,249 @@
+/*
+ * Causal attention on Hopper for heads of 64: a block takes one or two groups of 64 queries of one
+ * head, a warpgroup each, and goes through the keys before them from the last to the first, 128 at
+ * a time, with a running maximum and sum. One warp loads. The scores of the next keys are made
+ * while the values of the last are summed; both run while the exponentials are taken.
+ */
+#include "backend/cuda/attention.h"
+#include "backend/cuda/epilogue.cuh"
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/sm90.cuh"
+#include "backend/cuda/tensor_map.h"
+
+enum {
+    HEAD = 64,
+    GROUP = 64, /* queries of a warpgroup */
+    KEYS = 128,
+    SLOTS = 2,
+    KEY_BYTES = KEYS * HEAD * 2,
+};
+
+static __device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The two rows a lane has part of: where they stand in the softmax. */
+struct running {
+    float top[2], sum[2]; /* sum: this lane's columns only */
+};
+
+/* Scores to weights relative to the new maximum; KEEP: what the old sums are worth now. LIMIT: the
+ * last key each row sees, relative to the first score. */
+static __device__ __forceinline__ void soften(float (&s)[KEYS / 2], running &r, float (&keep)[2],
+                                              float scale, bool masked, const int (&limit)[2])
+{
+    if (masked) {
+        int column = 2 * (threadIdx.x & 3);
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            if (i / 4 * 8 + column + (i & 1) > limit[i >> 1 & 1])
+                s[i] = -INFINITY;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = r.top[h];
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i += 4)
+            top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        float zero = top == -INFINITY ? 0.f : top * scale; /* no key seen yet: weights of 0 */
+        keep[h] = exp2_fast(r.top[h] * scale - zero);
+        r.top[h] = top;
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i += 4) {
+            float *x = s + i + 2 * h;
+            x[0] = exp2_fast(x[0] * scale - zero);
+            x[1] = exp2_fast(x[1] * scale - zero);
+            sum += x[0] + x[1];
+        }
+        r.sum[h] = r.sum[h] * keep[h] + sum;
+    }
+}
+
+template <typename T, int GROUPS>
+__global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
+    const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
+    const __grid_constant__ CUtensorMap map_v, const __grid_constant__ bml_cuda_attention a)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ char shared[];
+    uint32_t q = (shared_address(shared) + 1023) & ~1023u, k = q + GROUPS * GROUP * HEAD * 2;
+    uint32_t v = k + SLOTS * KEY_BYTES, q_full = v + SLOTS * KEY_BYTES;
+    uint32_t k_full = q_full + 8, v_full = k_full + 8 * SLOTS;
+    uint32_t k_empty = v_full + 8 * SLOTS, v_empty = k_empty + 8 * SLOTS;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_head = a.cache.n_head;
+
+    if (threadIdx.x == 0) {
+        barrier_init(q_full, 1);
+        for (int i = 0; i < SLOTS; i++) {
+            barrier_init(k_full + 8 * i, 1);
+            barrier_init(v_full + 8 * i, 1);
+            barrier_init(k_empty + 8 * i, 4 * GROUPS);
+            barrier_init(v_empty + 8 * i, 4 * GROUPS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    allow_next();
+    await_previous();
+
+    /* Blocks that start first see most keys: heads vary fastest, tiles come longest first. */
+    int head = blockIdx.x % n_head, part = blockIdx.x / n_head;
+    bml_cuda_query_tile tile = a.tiles[GROUPS == 1 ? part / 2 : part];
+    if (GROUPS == 1) {
+        int skip = part % 2 ? 0 : GROUP;
+        tile.token += skip;
+        tile.position += skip;
+        tile.count -= skip;
+        if (tile.count <= 0)
+            return;
+        tile.count = min(tile.count, GROUP);
+    }
+    int n_keys = tile.position + tile.count, last = (n_keys - 1) / KEYS;
+
+    if (warp == 4 * GROUPS) {
+        if (lane == 0) {
+            int line = tile.slot * n_head + head;
+            ring_place at = {0, 0};
+            barrier_expect(q_full, GROUPS * GROUP * HEAD * 2);
+            load_box(q, &map_q, q_full, head * HEAD, tile.token);
+            for (int j = last; j >= 0; j--, at.advance(SLOTS)) {
+                barrier_wait(k_empty + 8 * at.slot, at.parity ^ 1);
+                barrier_expect(k_full + 8 * at.slot, KEY_BYTES);
+                load_box(k + at.slot * KEY_BYTES, &map_k, k_full + 8 * at.slot, 0, j * KEYS, line);
+                barrier_wait(v_empty + 8 * at.slot, at.parity ^ 1);
+                barrier_expect(v_full + 8 * at.slot, KEY_BYTES);
+                load_box(v + at.slot * KEY_BYTES, &map_v, v_full + 8 * at.slot, 0, j * KEYS, line);
+            }
+        }
+        return;
+    }
+
+    int group = warp / 4, row = group * GROUP + warp % 4 * 16 + lane / 4;
+    int first = tile.position + group * GROUP; /* the group's first query */
+    float scale = a.scale * 1.44269504f;
+    float o[HEAD / 2] = {}, s[KEYS / 2], keep[2];
+    running softmax = {{-INFINITY, -INFINITY}, {0, 0}};
+    ring_place k_at = {0, 0}, v_at = {0, 0};
+    uint64_t q_rows = tile_descriptor(q + group * GROUP * HEAD * 2);
+
+    auto multiply_keys = [&]() {
+        uint64_t keys = tile_descriptor(k + k_at.slot * KEY_BYTES);
+        barrier_wait(k_full + 8 * k_at.slot, k_at.parity);
+        wgmma_begin();
+#pragma unroll
+        for (int i = 0; i < HEAD / 16; i++)
+            wgmma<T, KEYS, false>(s, q_rows + 2 * i, keys + 2 * i, i > 0);
+        wgmma_commit();
+    };
+    auto soften_block = [&](int j) {
+        int limit[2] = {tile.position + row - j * KEYS, tile.position + row + 8 - j * KEYS};
+        soften(s, softmax, keep, scale, (j + 1) * KEYS > first + 1, limit);
+    };
+    auto release = [&](uint32_t barriers, ring_place &at) {
+        if (lane == 0)
+            barrier_arrive(barriers + 8 * at.slot);
+        at.advance(SLOTS);
+    };
+    uint32_t weights[KEYS / 16][4];
+    auto pack_weights = [&]() {
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++)
+            weights[i / 4][i % 4] = pack<T>(s[2 * i], s[2 * i + 1]);
+    };
+    auto multiply_values = [&]() {
+        uint64_t values = tile_descriptor(v + v_at.slot * KEY_BYTES);
+        wgmma_begin();
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; i++) /* 16 rows of 128 bytes */
+            wgmma_rows<T>(o, weights[i], values + 128 * i);
+        wgmma_commit();
+    };
+
+    barrier_wait(q_full, 0);
+    multiply_keys();
+    wgmma_wait<0>();
+    release(k_empty, k_at);
+    soften_block(last);
+    pack_weights();
+    barrier_wait(v_full, 0);
+    if (n_keys % KEYS) { /* a weight of 0 must meet a number: no sequence wrote these */
+        for (int i = n_keys % KEYS * 8 + threadIdx.x % 128; i < KEYS * 8; i += 128)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + 16 * i), "r"(0)
+                         : "memory");
+        shared_written_fence();
+        barrier_sync(1 + group, 128);
+    }
+    for (int j = last - 1; j >= 0; j--) {
+        multiply_keys();
+        barrier_wait(v_full + 8 * v_at.slot, v_at.parity);
+        multiply_values();
+        wgmma_wait<1>();
+        release(k_empty, k_at);
+        soften_block(j);
+        wgmma_wait<0>();
+        release(v_empty, v_at);
+#pragma unroll
+        for (int i = 0; i < HEAD / 2; i++)
+            o[i] *= keep[i >> 1 & 1];
+        pack_weights();
+    }
+    barrier_wait(v_full + 8 * v_at.slot, v_at.parity);
+    multiply_values();
+    wgmma_wait<0>();
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = softmax.sum[h];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        float part_of = 1.f / sum;
+        T *out = (T *)a.out + (size_t)(tile.token + row + 8 * h) * n_head * HEAD + head * HEAD;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float *x = o + 16 * i + 2 * h;
+            uint4 eight = transpose_quad(
+                pack<T>(x[0] * part_of, x[1] * part_of), pack<T>(x[4] * part_of, x[5] * part_of),
+                pack<T>(x[8] * part_of, x[9] * part_of), pack<T>(x[12] * part_of, x[13] * part_of));
+            if (row + 8 * h < tile.count)
+                *(uint4 *)(out + 32 * i + 8 * (lane & 3)) = eight;
+        }
+    }
+#endif
+}
+
+template <typename T, int GROUPS>
+static cudaError_t launch(const bml_cuda_attention *a, cudaStream_t stream)
+{
+    const bml_cuda_cache16 *c = &a->cache;
+    CUtensorMap map_q, map_k, map_v;
+    uint64_t size_q[] = {(uint64_t)c->n_head * HEAD, (uint64_t)a->n_tokens};
+    uint64_t pitch_q = (uint64_t)a->q_pitch;
+    uint64_t size[] = {HEAD, (uint64_t)c->n_ctx, (uint64_t)c->n_slots * c->n_head};
+    uint64_t pitch[] = {HEAD, HEAD * (uint64_t)c->n_ctx};
+    cudaError_t error =
+        bml_cuda_tensor_map(&map_q, a->type, a->q, 2, size_q, &pitch_q, GROUPS * GROUP);
+    if (!error)
+        error = bml_cuda_tensor_map(&map_k, a->type, c->k, 3, size, pitch, KEYS);
+    if (!error)
+        error = bml_cuda_tensor_map(&map_v, a->type, c->v, 3, size, pitch, KEYS);
+    if (error)
+        return error;
+    unsigned blocks = (unsigned)(a->n_tiles * (3 - GROUPS) * c->n_head);
+    size_t bytes = GROUPS * GROUP * HEAD * 2 + 2 * SLOTS * KEY_BYTES + 2048;
+    void *arguments[] = {&map_q, &map_k, &map_v, (void *)a};
+    return bml_cuda_launch((const void *)attention<T, GROUPS>, dim3(blocks), 128 * GROUPS + 32, 1,
+                           bytes, arguments, stream);
+}
+
+cudaError_t bml_cuda_attention_sm90(const bml_cuda_attention *a, int groups, cudaStream_t stream)
+{
+    if (a->type == BML_F16)
+        return groups == 1 ? launch<__half, 1>(a, stream) : launch<__half, 2>(a, stream);
+    return groups == 1 ? launch<__nv_bfloat16, 1>(a, stream) : launch<__nv_bfloat16, 2>(a, stream);
+}
