@@ -10,49 +10,60 @@
 enum {
     TILE_TOKENS = VL == 16 ? 4 : 2,
     TILE_OUTS = VL / TILE_TOKENS,
-    BLOCK_BYTES = 384 << 10 /* of x that stay in the second-level cache */
+    BLOCK_BYTES = 384 << 10, /* of x that stay in the second-level cache */
+    AHEAD_BYTES = 4096       /* how far ahead of a single token's stream memory is asked */
 };
 
 typedef bml_linear_job job;
 
-/* TOKENS x OUTS = VL sums, of which the first N_OUTS outputs of each token exist. AHEAD asks for
- * the rows of W behind these, which come next. */
-static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype dtype, size_t tokens,
-                                                       size_t outs, size_t n_outs, bool ahead,
-                                                       size_t token, size_t o)
+static const char *row_of(const job *j, bml_dtype dtype, size_t row)
 {
-    vf acc[VL] = {0}; /* [tokens][outs] */
-    const float *x[VL];
-    const void *w[VL];
-    for (size_t t = 0; t < tokens; t++)
-        x[t] = j->x + (token + t) * j->n_in;
-    for (size_t r = 0; r < outs; r++) {
-        size_t row = o + (r < n_outs ? r : n_outs - 1);
-        w[r] = (const char *)j->w->buffer.data + row * j->n_in * bml_dtype_size(dtype);
-    }
+    return (const char *)j->w->buffer.data + row * j->n_in * bml_dtype_size(dtype);
+}
 
+/*
+ * TOKENS x OUTS sums, lane by lane, of which the first N_OUTS outputs of each token exist. What
+ * memory holds next is asked for meanwhile, LINES lines a step: in its own order, which is what the
+ * processor's prefetchers take up. (Past the end this is harmless, a prefetch cannot fault.)
+ */
+static inline __attribute__((always_inline)) void
+multiply(const job *j, bml_dtype dtype, size_t tokens, size_t outs, size_t n_outs, size_t token,
+         size_t o, const char *next, size_t lines, vf *acc /* [tokens][outs] */)
+{
+    const float *x[VL];
+    const char *w[VL];
+    FOR_EACH (t, tokens)
+        x[t] = j->x + (token + t) * j->n_in;
+    FOR_EACH (r, outs) {
+        w[r] = row_of(j, dtype, o + (r < n_outs ? r : n_outs - 1));
+        FOR_EACH (t, tokens)
+            acc[t * outs + r] = (vf){0};
+    }
     size_t i = 0;
     for (; i + VL <= j->n_in; i += VL) {
         vf xs[VL];
-        for (size_t t = 0; t < tokens; t++)
+        for (size_t line = 0; line < lines; line++, next += 64)
+            __builtin_prefetch(next);
+        FOR_EACH (t, tokens)
             xs[t] = vf_load(x[t] + i);
-        for (size_t r = 0; r < outs; r++) {
+        FOR_EACH (r, outs) {
             vf ws = vf_load_as(dtype, w[r], i);
-            if (ahead && i * bml_dtype_size(dtype) % 64 == 0) /* the rows after these */
-                __builtin_prefetch((const char *)w[r] +
-                                   (outs * j->n_in + i) * bml_dtype_size(dtype));
-            for (size_t t = 0; t < tokens; t++)
+            FOR_EACH (t, tokens)
                 acc[t * outs + r] = vf_fma(xs[t], ws, acc[t * outs + r]);
         }
     }
     int tail = (int)(j->n_in - i);
     if (tail)
-        for (size_t r = 0; r < outs; r++) {
+        FOR_EACH (r, outs) {
             vf ws = vf_load_as_n(dtype, w[r], i, tail);
-            for (size_t t = 0; t < tokens; t++)
+            FOR_EACH (t, tokens)
                 acc[t * outs + r] = vf_fma(vf_load_n(x[t] + i, tail), ws, acc[t * outs + r]);
         }
+}
 
+static void store(const job *j, const vf acc[VL], size_t tokens, size_t outs, size_t n_outs,
+                  size_t token, size_t o)
+{
     float sums[VL];
     vf_store(sums, vf_sum_all(acc));
     for (size_t t = 0; t < tokens; t++)
@@ -60,6 +71,33 @@ static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype d
             float bias = j->bias ? j->bias[o + r] : 0;
             j->out[(token + t) * j->n_out + o + r] = sums[t * outs + r] + bias;
         }
+}
+
+/* TILE_TOKENS x N_OUTS outputs. Share SHARE of N_SHARES of the rows that come next is asked for. */
+static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype dtype, size_t n_outs,
+                                                       size_t share, size_t n_shares, size_t token,
+                                                       size_t o)
+{
+    vf acc[VL];
+    const char *next = row_of(j, dtype, o + TILE_OUTS);
+    size_t lines = 0;
+    if (share < n_shares) {
+        lines = (TILE_OUTS * VL * bml_dtype_size(dtype) / 64 + n_shares - 1) / n_shares;
+        next += share * lines * 64 * (j->n_in / VL);
+    }
+    multiply(j, dtype, TILE_TOKENS, TILE_OUTS, n_outs, token, o, next, lines, acc);
+    store(j, acc, TILE_TOKENS, TILE_OUTS, n_outs, token, o);
+}
+
+/* N outputs of one token, row by row: one sequential stream. */
+static inline __attribute__((always_inline)) void one_token(const job *j, bml_dtype dtype, size_t n,
+                                                            bool ahead, size_t token, size_t o)
+{
+    vf acc[VL] = {0};
+    for (size_t r = 0; r < n; r++)
+        multiply(j, dtype, 1, 1, 1, token, o + r, row_of(j, dtype, o + r) + AHEAD_BYTES, ahead,
+                 acc + r);
+    store(j, acc, 1, VL, n, token, o);
 }
 
 static inline __attribute__((always_inline)) void run(const job *j, bml_dtype dtype, size_t begin,
@@ -71,16 +109,17 @@ static inline __attribute__((always_inline)) void run(const job *j, bml_dtype dt
     for (size_t first = 0; first < j->n_tokens; first += block) {
         size_t last = j->n_tokens - first < block ? j->n_tokens : first + block;
         size_t tiled = first + (last - first) / TILE_TOKENS * TILE_TOKENS;
+        size_t shares = (tiled - first) / TILE_TOKENS < 2 ? 1 : 2;
         /* VL outputs at a time: as one row of tiles, and token by token for the rest. */
         for (size_t o = begin; o < end; o += VL) {
             size_t n = end - o < VL ? end - o : VL;
             for (size_t part = 0; part < n; part += TILE_OUTS) {
                 size_t n_outs = n - part < TILE_OUTS ? n - part : TILE_OUTS;
                 for (size_t t = first; t < tiled; t += TILE_TOKENS)
-                    tile(j, dtype, TILE_TOKENS, TILE_OUTS, n_outs, t == first, t, o + part);
+                    tile(j, dtype, n_outs, (t - first) / TILE_TOKENS, shares, t, o + part);
             }
             for (size_t t = tiled; t < last; t++)
-                tile(j, dtype, 1, VL, n, tiled == first, t, o);
+                one_token(j, dtype, n, t == first, t, o);
         }
     }
 }

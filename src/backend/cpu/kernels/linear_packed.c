@@ -11,12 +11,13 @@ enum {
 #if VL == 16
     MOST_TOKENS = 6, /* tokens and tiles that share each load; a batch of 8 goes as 4 and 4 */
     FEW_TOKENS = 4,
-    TILES = 2
+    TILES = 2,
 #else
     MOST_TOKENS = 2,
     FEW_TOKENS = 2,
-    TILES = 1
+    TILES = 1,
 #endif
+    AHEAD_BYTES = 4096 /* how far ahead of a single token's stream memory is asked */
 };
 
 /* Four inputs of a block as vi_dot4 wants them. */
@@ -35,8 +36,9 @@ static inline void finish(const bml_linear_job *j, size_t token, size_t col, vf 
     bml_linear_finish(j, token, col, y);
 }
 
-static inline __attribute__((always_inline)) void
-tile_q8(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t token, size_t tile)
+static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *j, size_t tokens,
+                                                          size_t tiles, size_t ahead, size_t token,
+                                                          size_t tile)
 {
     size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q8, j->n_in);
     const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
@@ -64,7 +66,7 @@ tile_q8(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t
                         q + n * tile_bytes + (b * (BML_BLOCK / 4) + k) * 64 + v * 4 * VL;
                     vi row = vi_load(at);
                     if (ahead)
-                        __builtin_prefetch(at + tiles * tile_bytes);
+                        __builtin_prefetch(at + ahead);
                     FOR_EACH (t, tokens)
                         dot[t][n][v] =
                             vi_dot4(dot[t][n][v], row, four(x[t].q, b * BML_BLOCK + 4 * k));
@@ -84,8 +86,9 @@ tile_q8(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t
                 finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
 }
 
-static inline __attribute__((always_inline)) void
-tile_q4(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t token, size_t tile)
+static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *j, size_t tokens,
+                                                          size_t tiles, size_t ahead, size_t token,
+                                                          size_t tile)
 {
     size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q4, j->n_in);
     const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
@@ -115,7 +118,7 @@ tile_q4(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t
                     const char *at = q + n * tile_bytes + (half * 4 + k) * 64 + v * 4 * VL;
                     vi row = vi_load(at);
                     if (ahead)
-                        __builtin_prefetch(at + tiles * tile_bytes);
+                        __builtin_prefetch(at + ahead);
                     vi low = vi_lookup16(table, row & 0x0f0f0f0f);
                     vi high = vi_lookup16(table, (row >> 4) & 0x0f0f0f0f);
                     FOR_EACH (t, tokens) {
@@ -142,9 +145,9 @@ tile_q4(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead, size_t
             }
 }
 
-/* AHEAD: ask for the tiles behind these, which come next; for the first tokens, where memory sets
- * the pace. */
-typedef void tile_kernel(const bml_linear_job *j, size_t tokens, size_t tiles, bool ahead,
+/* AHEAD: ask for what lies so many bytes further on, unless it is 0 (past the end this is harmless,
+ * a prefetch cannot fault); for the first tokens, where memory sets the pace. */
+typedef void tile_kernel(const bml_linear_job *j, size_t tokens, size_t tiles, size_t ahead,
                          size_t token, size_t tile);
 
 /* All tokens of one tile or of TILES: MOST_TOKENS at a time, and what that leaves over. */
@@ -153,19 +156,21 @@ static inline __attribute__((always_inline)) void some_tokens(const bml_linear_j
                                                               size_t tile, size_t first,
                                                               size_t last)
 {
+    /* One token reads a single stream; a few share tiles, the next of which can be asked for. */
+    size_t next_tiles = tiles * bml_tile_bytes(j->w->format, j->n_in);
     for (size_t t = first; t < last;) {
         size_t left = last - t;
         if (left >= MOST_TOKENS && left != 2 * FEW_TOKENS && left != 2 * FEW_TOKENS + 1) {
-            kernel(j, MOST_TOKENS, tiles, false, t, tile);
+            kernel(j, MOST_TOKENS, tiles, 0, t, tile);
             t += MOST_TOKENS;
         } else if (left >= FEW_TOKENS) {
             if (t == first)
-                kernel(j, FEW_TOKENS, tiles, true, t, tile);
+                kernel(j, FEW_TOKENS, tiles, next_tiles, t, tile);
             else
-                kernel(j, FEW_TOKENS, tiles, false, t, tile);
+                kernel(j, FEW_TOKENS, tiles, 0, t, tile);
             t += FEW_TOKENS;
         } else {
-            kernel(j, 1, tiles, false, t, tile);
+            kernel(j, 1, tiles, AHEAD_BYTES, t, tile);
             t++;
         }
     }

@@ -5,23 +5,26 @@
  * order, beginning with the bias, and one over the second half; then the two are added. Nothing
  * else decides an output's bits: not the batch, not blocking, not threads. Two halves, because a
  * thread that takes half of the inputs reads one stretch of memory from end to end, where half of
- * the columns would be a piece of every row. Two ways through memory: stream  few tokens: W is read
- * once, row by row, and the outputs stay in the first-level cache; blocked many tokens: panels of W
- * are packed (and widened) once, and register tiles of TILE_ROWS tokens x TILE_VECS vectors run
- * over them.
+ * the columns would be a piece of every row. Two ways through memory:
+ *     stream   few tokens: W is read once, row by row, a few rows at a time in registers, and the
+ *              outputs come and go from the nearest cache;
+ *     blocked  many tokens: panels of W are packed (and widened) once, and register tiles of
+ *              TILE_ROWS tokens x TILE_VECS vectors run over them.
  */
 #include "backend/cpu/kernels/linear.h"
 
 enum {
 #if VL == 16 || defined(__aarch64__) /* 32 registers: 24 accumulators */
     TILE_ROWS = 12,
-#else /* 16 registers: 12 accumulators */
+    STREAM_ROWS = 8, /* rows of W that a tile of the stream holds, where several tokens share it */
+#else                /* 16 registers: 12 accumulators */
     TILE_ROWS = 6,
+    STREAM_ROWS = 4,
 #endif
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * VL,
-    STREAM_ROWS = 16, /* rows of W at a time, where several tokens share them */
-    STREAM_TILE = 4   /* tokens, or vectors, that share a load */
+    STREAM_VECS = 2,
+    STREAM_WIDE = 4 /* for one or two tokens: one row, this many vectors of it */
 };
 _Static_assert((int)TILE_COLS <= (int)BML_CPU_PANEL, "scratch");
 
@@ -36,71 +39,76 @@ static void inputs_of(const job *j, int half, size_t *first, size_t *last)
 
 /* ---- stream -----------------------------------------------------------------------------------*/
 
-/* Adds rows of W to VECS vectors of TOKENS outputs, in registers; asks for the rows AHEAD of them,
- * if that is not 0. */
-static inline __attribute__((always_inline)) void
-stream_tile(const job *j, bml_dtype dtype, float *sums, size_t tokens, size_t vecs, size_t token,
-            size_t row, size_t n_rows, size_t ahead, size_t col, int tail)
+/*
+ * Adds ROWS rows of W, held in registers, to VECS vectors of every token's outputs, which pass
+ * through. Meanwhile as many bytes are asked for from the rows AHEAD, in the order of memory and
+ * LINES a token: that is what the processor's own prefetchers take up. (Past the end of the
+ * matrix this is harmless, a prefetch cannot fault.)
+ */
+static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_dtype dtype,
+                                                              float *sums, size_t rows, size_t vecs,
+                                                              size_t row, size_t ahead,
+                                                              size_t lines, size_t col)
 {
-    vf acc[STREAM_TILE][STREAM_TILE];
-    const char *w = (const char *)j->w->buffer.data;
-    size_t row_bytes = j->n_out * bml_dtype_size(dtype);
-    for (size_t t = 0; t < tokens; t++)
-        for (size_t v = 0; v < vecs; v++) {
-            const float *out = sums + (token + t) * j->n_out + col + v * VL;
-            acc[t][v] = tail ? vf_load_n(out, tail) : vf_load(out);
-        }
-    for (size_t r = row; r < row + n_rows; r++) {
-        vf wr[STREAM_TILE];
-        if (ahead) /* past the end of the matrix this is harmless: a prefetch cannot fault */
-            for (size_t byte = 0; byte < vecs * VL * bml_dtype_size(dtype); byte += 64)
-                __builtin_prefetch(w + (r + ahead) * row_bytes + col * bml_dtype_size(dtype) +
-                                   byte);
-        for (size_t v = 0; v < vecs; v++)
-            wr[v] = tail ? vf_load_as_n(dtype, w + r * row_bytes, col, tail)
-                         : vf_load_as(dtype, w + r * row_bytes, col + v * VL);
-        for (size_t t = 0; t < tokens; t++) {
-            vf x = vf_set1(j->x[(token + t) * j->n_in + r]);
-            for (size_t v = 0; v < vecs; v++)
-                acc[t][v] = vf_fma(x, wr[v], acc[t][v]);
-        }
+    size_t size = bml_dtype_size(dtype), row_bytes = j->n_out * size;
+    const char *w = (const char *)j->w->buffer.data + row * row_bytes;
+    const char *next = w + ahead * row_bytes + rows * col * size;
+    vf wr[STREAM_ROWS][STREAM_WIDE];
+    FOR_EACH (r, rows)
+        FOR_EACH (v, vecs)
+            wr[r][v] = vf_load_as(dtype, w + r * row_bytes, col + v * VL);
+    for (size_t t = 0; t < j->n_tokens; t++) {
+        float *out = sums + t * j->n_out + col;
+        const float *x = j->x + t * j->n_in + row;
+        vf acc[STREAM_WIDE];
+        for (size_t line = 0; line < lines; line++, next += 64)
+            __builtin_prefetch(next);
+        FOR_EACH (v, vecs)
+            acc[v] = vf_load(out + v * VL);
+        FOR_EACH (r, rows)
+            FOR_EACH (v, vecs)
+                acc[v] = vf_fma(vf_set1(x[r]), wr[r][v], acc[v]);
+        FOR_EACH (v, vecs)
+            vf_store(out + v * VL, acc[v]);
     }
-    for (size_t t = 0; t < tokens; t++)
-        for (size_t v = 0; v < vecs; v++) {
-            float *out = sums + (token + t) * j->n_out + col + v * VL;
-            if (tail)
-                vf_store_n(out, acc[t][v], tail);
-            else
-                vf_store(out, acc[t][v]);
-        }
 }
 
-/* Rows first..last and columns begin..end, GROUP rows at a time. */
-static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_dtype dtype,
-                                                              float *sums, size_t group,
-                                                              size_t first, size_t last,
-                                                              size_t begin, size_t end)
+/* One row's columns begin..end, a vector at a time, the last one of any length. */
+static void stream_row(const job *j, bml_dtype dtype, float *sums, size_t row, size_t begin,
+                       size_t end)
 {
-    for (size_t row = first; row < last; row += group) {
-        size_t n_rows = last - row < group ? last - row : group, col = begin;
-        for (; col + STREAM_TILE * VL <= end; col += STREAM_TILE * VL) {
-            size_t t = 0;
-            for (; t + STREAM_TILE <= j->n_tokens; t += STREAM_TILE)
-                for (size_t v = 0; v < STREAM_TILE; v += 2)
-                    stream_tile(j, dtype, sums, STREAM_TILE, 2, t, row, n_rows, t ? 0 : group,
-                                col + v * VL, 0);
-            for (; t < j->n_tokens; t++)
-                stream_tile(j, dtype, sums, 1, STREAM_TILE, t, row, n_rows,
-                            t            ? 0
-                            : group == 1 ? 4
-                                         : group,
-                            col, 0);
+    const char *w = (const char *)j->w->buffer.data + row * j->n_out * bml_dtype_size(dtype);
+    for (size_t col = begin; col < end; col += VL) {
+        int n = end - col < VL ? (int)(end - col) : VL;
+        vf wr = n == VL ? vf_load_as(dtype, w, col) : vf_load_as_n(dtype, w, col, n);
+        for (size_t t = 0; t < j->n_tokens; t++) {
+            float *out = sums + t * j->n_out + col;
+            vf x = vf_set1(j->x[t * j->n_in + row]);
+            if (n == VL)
+                vf_store(out, vf_fma(x, wr, vf_load(out)));
+            else
+                vf_store_n(out, vf_fma(x, wr, vf_load_n(out, n)), n);
         }
-        for (; col < end; col += VL)
-            for (size_t t = 0; t < j->n_tokens; t++)
-                stream_tile(j, dtype, sums, 1, 1, t, row, n_rows, 0, col,
-                            end - col < VL ? (int)(end - col) : 0);
     }
+}
+
+/* Rows first..last and columns begin..end, in tiles of ROWS x VECS vectors and what they leave. */
+static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_dtype dtype,
+                                                              float *sums, size_t rows, size_t vecs,
+                                                              size_t ahead, size_t first,
+                                                              size_t last, size_t begin, size_t end)
+{
+    size_t row = first, wide = end - (end - begin) % (vecs * VL);
+    size_t lines = rows * vecs * VL * bml_dtype_size(dtype) / 64;
+    lines = (lines + j->n_tokens - 1) / j->n_tokens;
+    for (; row + rows <= last; row += rows) {
+        for (size_t col = begin; col < wide; col += vecs * VL)
+            stream_tile(j, dtype, sums, rows, vecs, row, ahead, lines, col);
+        for (size_t r = row; r < row + rows; r++)
+            stream_row(j, dtype, sums, r, wide, end);
+    }
+    for (; row < last; row++)
+        stream_row(j, dtype, sums, row, begin, end);
 }
 
 static inline __attribute__((always_inline)) void stream_as(const job *j, bml_dtype dtype,
@@ -110,9 +118,9 @@ static inline __attribute__((always_inline)) void stream_as(const job *j, bml_dt
     /* One or two tokens: one sequential stream is what memory does best. More: fewer trips of the
      * outputs between cache and registers. */
     if (j->n_tokens <= 2)
-        stream_rows(j, dtype, sums, 1, first, last, begin, end);
+        stream_rows(j, dtype, sums, 1, STREAM_WIDE, 4, first, last, begin, end);
     else
-        stream_rows(j, dtype, sums, STREAM_ROWS, first, last, begin, end);
+        stream_rows(j, dtype, sums, STREAM_ROWS, STREAM_VECS, STREAM_ROWS, first, last, begin, end);
 }
 
 void KERNEL(linear_half)(const job *j, int half, size_t begin, size_t end)
