@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-enum { REPEATS = 7, CHAINS = 12 };
+enum { REPEATS = 7, CHAINS = 12, AHEAD_BYTES = 8192 };
 static const size_t read_bytes = (size_t)512 << 20; /* far more than any cache holds */
 static const size_t fma_steps = 2000000;
 
@@ -29,8 +29,10 @@ static void read_part(void *context, int part, int n_parts)
     bml_split(read_bytes / sizeof(float), 8 * VL, part, n_parts, &begin, &end);
     vf sum[8] = {0};
     for (const float *p = j->data + begin; p < j->data + end; p += 8 * VL)
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 8; i++) {
+            __builtin_prefetch((const char *)(p + i * VL) + AHEAD_BYTES);
             sum[i] += vf_load(p + i * VL);
+        }
     for (int i = 1; i < 8; i++)
         sum[0] += sum[i];
     j->sink[part] = vf_sum(sum[0]);
