@@ -13,6 +13,9 @@
  * long context costs what is used of it. */
 static const size_t map_threshold = (size_t)1 << 20;
 
+/* Weights are read from end to end: pages of 2 MB spare most of the address translation. */
+static const size_t huge_threshold = (size_t)4 << 20;
+
 bml_status bml_cpu_open(bml_device **out, bml_error *err)
 {
     bml_device *device = bml_calloc(1, sizeof *device);
@@ -27,13 +30,6 @@ void bml_cpu_close(bml_device *device)
     if (device)
         bml_pool_free(device->pool);
     free(device);
-}
-
-bml_status bml_cpu_device_pool(bml_device *device, bml_pool **pool, bml_error *err)
-{
-    bml_status status = device->pool ? BML_OK : bml_pool_new(0, &device->pool, err);
-    *pool = device->pool;
-    return status;
 }
 
 void bml_cpu_device_note(bml_device *device, const bml_weight *weight)
@@ -65,6 +61,20 @@ bml_status bml_cpu_buffer_new(bml_device *device, size_t bytes, bml_buffer *buff
         return bml_fail_memory(err, bytes, "a buffer");
     *buffer = (bml_buffer){.data = data, .bytes = bytes};
     return BML_OK;
+}
+
+bml_status bml_cpu_weight_memory(bml_device *device, size_t bytes, bml_buffer *buffer,
+                                 bml_pool **pool, bml_error *err)
+{
+    bml_status status = device->pool ? BML_OK : bml_pool_new(0, &device->pool, err);
+    *pool = device->pool;
+    if (!status)
+        status = bml_cpu_buffer_new(device, bytes, buffer, err);
+#ifdef MADV_HUGEPAGE
+    if (!status && bytes >= huge_threshold) /* only advice: the memory works without */
+        madvise(buffer->data, bytes, MADV_HUGEPAGE);
+#endif
+    return status;
 }
 
 void bml_cpu_buffer_free(bml_device *device, bml_buffer *buffer)
@@ -144,9 +154,7 @@ bml_status bml_cpu_weight_rows(bml_device *device, const bml_matrix *matrix, boo
         w.buffer = (bml_buffer){.data = (void *)matrix->data, .bytes = bytes};
     } else {
         bml_pool *pool;
-        bml_status status = bml_cpu_device_pool(device, &pool, err);
-        if (!status)
-            status = bml_cpu_buffer_new(device, bytes, &w.buffer, err);
+        bml_status status = bml_cpu_weight_memory(device, bytes, &w.buffer, &pool, err);
         if (status)
             return status;
         convert_job job = {matrix, w.buffer.data, dtype, n};

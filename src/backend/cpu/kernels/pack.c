@@ -194,10 +194,8 @@ bml_status KERNEL(weight_new)(bml_device *device, const bml_matrix *matrix, bool
                     .out_in = out_in,
                     .owned = true};
     bml_pool *pool;
-    bml_status status = bml_cpu_device_pool(device, &pool, err);
-    if (!status)
-        status = bml_cpu_buffer_new(device, bml_n_tiles(j.n_out) * bml_tile_bytes(format, j.n_in),
-                                    &w.buffer, err);
+    bml_status status = bml_cpu_weight_memory(
+        device, bml_n_tiles(j.n_out) * bml_tile_bytes(format, j.n_in), &w.buffer, &pool, err);
     if (status)
         return status;
     j.tiles = w.buffer.data;
