@@ -24,7 +24,8 @@ enum {
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * VL,
     STREAM_VECS = 2,
-    STREAM_WIDE = 4 /* for one or two tokens: one row, this many vectors of it */
+    STREAM_WIDE = 4,   /* for one or two tokens: one row, this many vectors of it */
+    AHEAD_BYTES = 8192 /* and memory is asked so far ahead */
 };
 _Static_assert((int)TILE_COLS <= (int)BML_CPU_PANEL, "scratch");
 
@@ -41,7 +42,7 @@ static void inputs_of(const job *j, int half, size_t *first, size_t *last)
 
 /*
  * Adds ROWS rows of W, held in registers, to VECS vectors of every token's outputs, which pass
- * through. Meanwhile as many bytes are asked for from the rows AHEAD, in the order of memory and
+ * through. Meanwhile as many bytes are asked for from AHEAD bytes on, in the order of memory and
  * LINES a token: that is what the processor's own prefetchers take up. (Past the end of the
  * matrix this is harmless, a prefetch cannot fault.)
  */
@@ -52,7 +53,7 @@ static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_
 {
     size_t size = bml_dtype_size(dtype), row_bytes = j->n_out * size;
     const char *w = (const char *)j->w->buffer.data + row * row_bytes;
-    const char *next = w + ahead * row_bytes + rows * col * size;
+    const char *next = w + rows * col * size + ahead;
     vf wr[STREAM_ROWS][STREAM_WIDE];
     FOR_EACH (r, rows)
         FOR_EACH (v, vecs)
@@ -118,9 +119,10 @@ static inline __attribute__((always_inline)) void stream_as(const job *j, bml_dt
     /* One or two tokens: one sequential stream is what memory does best. More: fewer trips of the
      * outputs between cache and registers. */
     if (j->n_tokens <= 2)
-        stream_rows(j, dtype, sums, 1, STREAM_WIDE, 4, first, last, begin, end);
+        stream_rows(j, dtype, sums, 1, STREAM_WIDE, AHEAD_BYTES, first, last, begin, end);
     else
-        stream_rows(j, dtype, sums, STREAM_ROWS, STREAM_VECS, STREAM_ROWS, first, last, begin, end);
+        stream_rows(j, dtype, sums, STREAM_ROWS, STREAM_VECS,
+                    STREAM_ROWS * j->n_out * bml_dtype_size(dtype), first, last, begin, end);
 }
 
 void KERNEL(linear_half)(const job *j, int half, size_t begin, size_t end)

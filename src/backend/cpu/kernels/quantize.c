@@ -6,24 +6,25 @@
 
 static void quantize_block(const float *x, size_t n, int8_t *q, float *scale, int32_t *correction)
 {
-    float padded[BML_BLOCK] = {0};
+    float padded[BML_BLOCK];
     if (n < BML_BLOCK) {
+        memset(padded, 0, sizeof padded);
         memcpy(padded, x, n * sizeof *x);
         x = padded;
     }
-    vf max = {0}, poison = {0};
-    for (int i = 0; i < BML_BLOCK; i += VL) {
-        vf v = vf_load(x + i);
-        poison += v - v; /* 0 if finite, else NaN */
-        max = vf_max(vf_abs(v), max);
-    }
-    if (vf_sum(poison) != 0) { /* NaN or infinity: let it show in whatever this block touches */
+    /* As integers, absolute values keep their order, with infinity and NaN above all others. */
+    vi max = {0};
+    for (int i = 0; i < BML_BLOCK; i += VL)
+        max = vi_max((vi)vf_abs(vf_load(x + i)), max);
+    int32_t largest_bits = vi_hmax(max);
+    float largest;
+    memcpy(&largest, &largest_bits, sizeof largest);
+    if (!isfinite(largest)) { /* let it show in whatever this block touches */
         memset(q, 0, BML_BLOCK);
         *scale = NAN;
         correction[0] = correction[1] = 0;
         return;
     }
-    float largest = vf_hmax(max);
     *scale = largest / 127;
     vf inverse = vf_set1(largest > 0 ? 127 / largest : 0);
     const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */

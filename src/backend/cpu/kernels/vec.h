@@ -236,6 +236,28 @@ static inline float vf_hmax(vf v)
 #endif
 }
 
+static inline vi vi_max(vi a, vi b)
+{
+#if VL == 16
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#else
+    vi greater = a > b;
+    return (a & greater) | (b & ~greater);
+#endif
+}
+
+static inline int32_t vi_hmax(vi v)
+{
+#if VL == 16
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t max = v[0];
+    for (int i = 1; i < VL; i++)
+        max = v[i] > max ? v[i] : max;
+    return max;
+#endif
+}
+
 static inline int32_t vi_sum(vi v)
 {
 #if VL == 16
