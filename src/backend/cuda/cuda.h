@@ -27,8 +27,8 @@ struct bml_queue {
     cudaStream_t stream;
     cudaError_t error; /* the first that enqueueing gave since begin() */
     const bml_batch *batch;
-    /* The batch's arrays side by side: pinned memory, and its copy on the device, made when the
-     * first kernel asks for it. */
+    /* The batch's arrays side by side and room for query tiles (prefill.h) behind them: pinned
+     * memory, and its copy on the device, made when the first kernel asks for it. */
     int32_t *batch_host, *batch_device;
     size_t batch_capacity;
     bool batch_copied;
@@ -36,13 +36,19 @@ struct bml_queue {
     char *scratch;
     size_t scratch_bytes;
     struct bml_cuda_decoder *decoder; /* see decode.h; NULL until needed */
-    /* The buffer of ids that this pass has also left in pinned memory, and where; NULL for none. */
+    struct bml_cuda_graph *graph;     /* see pass16.h; NULL until needed */
+    /* Pinned memory for a row's ids each, and the buffer whose content this pass leaves there too;
+     * NULL for none. */
+    int32_t *ids_host;
     const void *ids;
-    const int32_t *ids_host;
 };
 
 /* The batch of this pass, copied to the device if it is not there yet. */
 bml_cuda_batch bml_cuda_batch_of(bml_queue *queue);
+
+/* Where the tiles of the batch go, on the host and on the device. */
+int32_t *bml_cuda_tiles_host(bml_queue *queue);
+const int32_t *bml_cuda_tiles_device(const bml_queue *queue);
 
 /* Keeps the first failure for end(). */
 void bml_cuda_note(bml_queue *queue, cudaError_t error);
@@ -75,8 +81,9 @@ void bml_cuda_qkv_split(bml_queue *queue, bml_buffer *q, bml_buffer *k, bml_buff
 void bml_cuda_kv_append(bml_queue *queue, bml_kv_cache *cache, int layer, const bml_buffer *k,
                         const bml_buffer *v);
 void bml_cuda_softmax(bml_queue *queue, bml_buffer *x, int n_rows, int n_cols);
-void bml_cuda_attention(bml_queue *queue, bml_buffer *out, const bml_buffer *q, const bml_buffer *k,
-                        const bml_buffer *v, int n_tokens, int n_head, int head_dim, float scale);
+void bml_cuda_attention_stateless(bml_queue *queue, bml_buffer *out, const bml_buffer *q,
+                                  const bml_buffer *k, const bml_buffer *v, int n_tokens,
+                                  int n_head, int head_dim, float scale);
 void bml_cuda_attention_cached(bml_queue *queue, bml_buffer *out, const bml_buffer *q,
                                const bml_kv_cache *cache, int layer, float scale);
 void bml_cuda_heads_merge(bml_queue *queue, bml_buffer *out, const bml_buffer *heads, int n_tokens,

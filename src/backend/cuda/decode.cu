@@ -531,10 +531,7 @@ __device__ static void keep_hidden(const arguments &p, const shared &s, uint32_t
 /* The best candidate of all threads; ALL has one for each warp. */
 __device__ static candidate best_of_block(candidate *all, candidate best)
 {
-#pragma unroll
-    for (int step = 16; step; step /= 2)
-        best = better(best, candidate{__shfl_xor_sync(~0u, best.logit, step),
-                                      __shfl_xor_sync(~0u, best.id, step)});
+    best = best_of_warp(best);
     if (threadIdx.x % 32 == 0)
         all[threadIdx.x / 32] = best;
     wait_for_warps();

@@ -20,7 +20,6 @@ struct bml_cuda_decoder {
     size_t exchange_bytes;
     int n_splits; /* that the exchange was last used with */
     uint32_t use, best_use;
-    int32_t *id; /* pinned memory */
     const void *kernel;
 };
 
@@ -31,7 +30,6 @@ void bml_cuda_decoder_free(bml_cuda_decoder *d)
     cudaFree(d->layers);
     cudaFree((void *)d->vectors.data);
     cudaFree(d->out.qkv);
-    cudaFreeHost(d->id);
     free(d);
 }
 
@@ -166,8 +164,6 @@ static cudaError_t decoder_of(bml_queue *queue, const bml_weights *w, const bml_
     if (!error)
         error = exchange_new(d, &w->config);
     if (!error)
-        error = cudaMallocHost((void **)&d->id, sizeof *d->id);
-    if (!error)
         error = cudaFuncSetAttribute(d->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      queue->device->shared_bytes);
     if (error)
@@ -289,7 +285,7 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.n_valid = n_valid;
     p.logits = (float *)a->logits.data;
     p.id = (int32_t *)a->ids.data;
-    p.host_id = d->id;
+    p.host_id = queue->ids_host;
     p.layers_slicing = slicing_of(w->layers[0].c_attn.w.format, c->n_embd);
     p.head_slicing = slicing_of(w->lm_head.w.format, c->n_embd);
     size_t bytes = lay_out(&p, queue->device);
@@ -316,6 +312,5 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     if (p.want_row && n_valid) {
         d->best_use++;
         queue->ids = a->ids.data;
-        queue->ids_host = d->id;
     }
 }

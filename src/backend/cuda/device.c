@@ -1,6 +1,7 @@
 /* The device, buffers, queues and the frame around a pass. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/decode.h"
+#include "backend/cuda/pass16.h"
 #include "backend/cuda/weight.h"
 
 #include "base/error.h"
@@ -95,8 +96,10 @@ static void queue_free(bml_queue *queue)
     if (queue->stream)
         cudaStreamDestroy(queue->stream);
     cudaFreeHost(queue->batch_host);
+    cudaFreeHost(queue->ids_host);
     cudaFree(queue->batch_device);
     cudaFree(queue->scratch);
+    bml_cuda_graph_free(queue->graph);
     bml_cuda_decoder_free(queue->decoder);
     free(queue);
 }
@@ -147,34 +150,57 @@ static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, s
     return error ? bml_cuda_fail(err, error, bytes, "a copy from it") : BML_OK;
 }
 
-/* Makes room for a batch's arrays: N numbers of each. */
+/* Numbers of a batch's arrays (four of each token) and of its query tiles (four more). */
+enum { NUMBERS = 8 };
+
+/* Makes room for batches of N tokens or rows. */
 static cudaError_t reserve_batch(bml_queue *queue, size_t n)
 {
     if (n <= queue->batch_capacity)
         return cudaSuccess;
-    int32_t *host = NULL, *device = NULL;
-    cudaError_t error = cudaMallocHost((void **)&host, 4 * n * sizeof *host);
+    int32_t *host = NULL, *ids = NULL, *device = NULL;
+    cudaError_t error = cudaMallocHost((void **)&host, NUMBERS * n * sizeof *host);
     if (!error)
-        error = cudaMalloc((void **)&device, 4 * n * sizeof *device);
+        error = cudaMallocHost((void **)&ids, n * sizeof *ids);
+    if (!error)
+        error = cudaMalloc((void **)&device, NUMBERS * n * sizeof *device);
     if (error) {
         cudaFreeHost(host);
+        cudaFreeHost(ids);
         return error;
     }
     cudaFreeHost(queue->batch_host);
+    cudaFreeHost(queue->ids_host);
     cudaFree(queue->batch_device);
     queue->batch_host = host;
+    queue->ids_host = ids;
     queue->batch_device = device;
     queue->batch_capacity = n;
     return cudaSuccess;
 }
 
+/* How far apart the arrays of the batch lie. */
+static size_t pitch_of(const bml_batch *batch)
+{
+    return (size_t)(batch->n_tokens > batch->n_rows ? batch->n_tokens : batch->n_rows);
+}
+
+int32_t *bml_cuda_tiles_host(bml_queue *queue)
+{
+    return queue->batch_host + 4 * pitch_of(queue->batch);
+}
+
+const int32_t *bml_cuda_tiles_device(const bml_queue *queue)
+{
+    return queue->batch_device + 4 * pitch_of(queue->batch);
+}
+
 static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
 {
-    size_t n = (size_t)batch->n_tokens, n_rows = (size_t)batch->n_rows;
-    size_t most = n > n_rows ? n : n_rows;
+    size_t n = (size_t)batch->n_tokens, n_rows = (size_t)batch->n_rows, most = pitch_of(batch);
     cudaError_t error = reserve_batch(queue, most);
     if (error)
-        return bml_cuda_fail(err, error, 4 * most * sizeof(int32_t), "a batch");
+        return bml_cuda_fail(err, error, NUMBERS * most * sizeof(int32_t), "a batch");
     int32_t *host = queue->batch_host;
     memcpy(host, batch->token, n * sizeof *host);
     memcpy(host + most, batch->position, n * sizeof *host);
@@ -202,14 +228,12 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
 
 bml_cuda_batch bml_cuda_batch_of(bml_queue *queue)
 {
-    const bml_batch *b = queue->batch;
-    size_t n = (size_t)(b->n_tokens > b->n_rows ? b->n_tokens : b->n_rows);
-    if (!queue->batch_copied)
-        bml_cuda_note(queue, cudaMemcpyAsync(queue->batch_device, queue->batch_host,
-                                             4 * n * sizeof(int32_t), cudaMemcpyHostToDevice,
-                                             queue->stream));
-    queue->batch_copied = true;
+    size_t n = pitch_of(queue->batch);
     int32_t *d = queue->batch_device;
+    if (!queue->batch_copied)
+        bml_cuda_note(queue, cudaMemcpyAsync(d, queue->batch_host, NUMBERS * n * sizeof *d,
+                                             cudaMemcpyHostToDevice, queue->stream));
+    queue->batch_copied = true;
     return (bml_cuda_batch){d, d + n, d + 2 * n, d + 3 * n};
 }
 
@@ -252,7 +276,7 @@ const bml_backend *bml_backend_cuda(void)
         .qkv_split = bml_cuda_qkv_split,
         .kv_append = bml_cuda_kv_append,
         .softmax = bml_cuda_softmax,
-        .attention = bml_cuda_attention,
+        .attention = bml_cuda_attention_stateless,
         .attention_cached = bml_cuda_attention_cached,
         .heads_merge = bml_cuda_heads_merge,
         .residual_add = bml_cuda_residual_add,

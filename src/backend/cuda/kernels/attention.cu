@@ -55,8 +55,9 @@ static __global__ void attention(float *out, const float *q, const float *k, con
            scale, acc);
 }
 
-void bml_cuda_attention(bml_queue *queue, bml_buffer *out, const bml_buffer *q, const bml_buffer *k,
-                        const bml_buffer *v, int n_tokens, int n_head, int head_dim, float scale)
+void bml_cuda_attention_stateless(bml_queue *queue, bml_buffer *out, const bml_buffer *q,
+                                  const bml_buffer *k, const bml_buffer *v, int n_tokens,
+                                  int n_head, int head_dim, float scale)
 {
     attention<<<dim3(n_tokens, n_head), THREADS, head_dim * sizeof(float), queue->stream>>>(
         (float *)out->data, (const float *)q->data, (const float *)k->data, (const float *)v->data,

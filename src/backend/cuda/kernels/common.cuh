@@ -107,6 +107,15 @@ __device__ static candidate better(candidate a, candidate b)
     return second ? b : a;
 }
 
+__device__ static inline candidate best_of_warp(candidate best)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        best = better(best, candidate{__shfl_xor_sync(~0u, best.logit, step),
+                                      __shfl_xor_sync(~0u, best.id, step)});
+    return best;
+}
+
 /* Weight [row][i] of a matrix in any format. */
 __device__ static inline float weight_at(const char *rows, bml_weight_format format, int n_in,
                                          size_t row, int i)

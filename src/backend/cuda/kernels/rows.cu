@@ -1,7 +1,7 @@
 /* Kernels that fold a row into a number or two: layernorm, softmax, argmax. A block has a row. */
 #include "backend/cuda/kernels/common.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, ARGMAX_THREADS = 1024 };
 
 /* Two passes in float64: the mean may be large against the spread. */
 static __global__ void layernorm(float *out, const float *x, const float *weight, const float *bias,
@@ -53,28 +53,36 @@ void bml_cuda_softmax(bml_queue *queue, bml_buffer *x, int n_rows, int n_cols)
     launched(queue);
 }
 
-static __global__ void argmax(int32_t *ids, const float *logits, int n_cols, int n_valid)
+/* ALSO, which may be null, gets the ids too. */
+static __global__ void argmax(int32_t *ids, int32_t *also, const float *logits, int n_cols,
+                              int n_valid)
 {
     const float *xs = logits + (size_t)blockIdx.x * n_cols;
-    __shared__ candidate all[THREADS];
+    __shared__ candidate all[32];
     candidate best = {-INFINITY, NO_ID};
-    for (int i = threadIdx.x; i < n_valid; i += blockDim.x)
+#pragma unroll 8
+    for (int i = threadIdx.x; i < n_valid; i += ARGMAX_THREADS)
         best = better(best, candidate{xs[i], isfinite(xs[i]) ? i : -1});
-    all[threadIdx.x] = best;
+    best = best_of_warp(best);
+    if (threadIdx.x % 32 == 0)
+        all[threadIdx.x / 32] = best;
     __syncthreads();
-    for (int step = THREADS / 2; step; step /= 2) {
-        if (threadIdx.x < step)
-            all[threadIdx.x] = better(all[threadIdx.x], all[threadIdx.x + step]);
-        __syncthreads();
+    best = best_of_warp(all[threadIdx.x % 32]);
+    if (threadIdx.x == 0) {
+        ids[blockIdx.x] = best.id;
+        if (also)
+            also[blockIdx.x] = best.id;
     }
-    if (threadIdx.x == 0)
-        ids[blockIdx.x] = all[0].id;
 }
 
 void bml_cuda_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
                      int n_cols, int n_valid)
 {
-    argmax<<<n_rows, THREADS, 0, queue->stream>>>((int32_t *)ids->data, (const float *)logits->data,
-                                                  n_cols, n_valid);
+    bool of_batch = n_rows == queue->batch->n_rows;
+    if (of_batch)
+        queue->ids = ids->data;
+    argmax<<<n_rows, ARGMAX_THREADS, 0, queue->stream>>>(
+        (int32_t *)ids->data, of_batch ? queue->ids_host : nullptr, (const float *)logits->data,
+        n_cols, n_valid);
     launched(queue);
 }

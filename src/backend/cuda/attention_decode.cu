@@ -1,0 +1,176 @@
+/*
+ * Attention of one query a head: nothing but reading keys and values once. Eight lanes or sixteen
+ * share a key; a warp has several keys in flight. Where there are too few queries to keep the
+ * memory busy, the blocks of a cluster split the keys and join what they have through each other's
+ * shared memory.
+ */
+#include "backend/cuda/attention_decode.h"
+#include "backend/cuda/launch.cuh"
+
+#include <cooperative_groups.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace cg = cooperative_groups;
+
+enum { WARPS = 4, KEYS = 4 /* of a lane, on their way at once */ };
+
+/* Eight 16-bit elements as floats. */
+template <class T> __device__ static void widen(float to[8], uint4 from)
+{
+    const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 f;
+        if constexpr (__is_same(T, __nv_bfloat16))
+            f = make_float2(__uint_as_float(words[i] << 16),
+                            __uint_as_float(words[i] & 0xffff0000u));
+        else
+            f = __half22float2(*(const __half2 *)&words[i]);
+        to[2 * i] = f.x;
+        to[2 * i + 1] = f.y;
+    }
+}
+
+/* A softmax on its way: the largest score, the sum of exp2(score - max), and of that times v. */
+struct state {
+    float max, sum, v[8];
+
+    __device__ void join(float other_max, float other_sum, const float other_v[8])
+    {
+        float top = fmaxf(max, other_max);
+        if (top == -INFINITY) /* both are empty */
+            return;
+        float mine = exp2f(max - top), theirs = exp2f(other_max - top);
+        max = top;
+        sum = sum * mine + other_sum * theirs;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = v[i] * mine + other_v[i] * theirs;
+    }
+
+    /* With the lane STEP away. */
+    __device__ void join(int step)
+    {
+        float other_v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            other_v[i] = __shfl_xor_sync(~0u, v[i], step);
+        join(__shfl_xor_sync(~0u, max, step), __shfl_xor_sync(~0u, sum, step), other_v);
+    }
+};
+
+template <class T, int D>
+static __global__ void __launch_bounds__(32 * WARPS)
+    attention(bml_cuda_attention a, const int32_t *slot, const int32_t *position)
+{
+    constexpr int LANES = D / 8, AT_ONCE = 32 / LANES; /* keys of a warp's one load */
+    __shared__ state states[WARPS][LANES];
+    int split = blockIdx.x, n_splits = gridDim.x, h = blockIdx.y, t = blockIdx.z;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = lane % LANES;
+    allow_next();
+    await_previous();
+    int n = position[t] + 1;
+    int each = ((n + n_splits - 1) / n_splits + KEYS * AT_ONCE - 1) / (KEYS * AT_ONCE);
+    int begin = min(split * each * KEYS * AT_ONCE, n), end = min(begin + each * KEYS * AT_ONCE, n);
+    size_t head = ((size_t)slot[t] * a.cache.n_head + h) * a.cache.n_ctx;
+    const uint4 *k = (const uint4 *)((const T *)a.cache.k + head * D) + part;
+    const uint4 *v = (const uint4 *)((const T *)a.cache.v + head * D) + part;
+    float q[8];
+    widen<T>(q, ((const uint4 *)((const T *)a.q + (size_t)t * a.q_pitch + h * D))[part]);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        q[i] *= a.scale * 1.44269504f; /* log2 e */
+
+    state own = {-INFINITY, 0, {}};
+    for (int first = begin + warp * KEYS * AT_ONCE; first < end; first += WARPS * KEYS * AT_ONCE) {
+        uint4 kk[KEYS], vv[KEYS];
+        float score[KEYS], top = own.max;
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            int key = min(first + j * AT_ONCE + lane / LANES, end - 1);
+            kk[j] = __ldcs(k + (size_t)key * LANES);
+            vv[j] = __ldcs(v + (size_t)key * LANES);
+        }
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            float f[8];
+            widen<T>(f, kk[j]);
+            score[j] = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                score[j] = fmaf(q[i], f[i], score[j]);
+#pragma unroll
+            for (int step = LANES / 2; step; step /= 2)
+                score[j] += __shfl_xor_sync(~0u, score[j], step);
+            if (first + j * AT_ONCE + lane / LANES >= end)
+                score[j] = -INFINITY;
+            top = score[j] > top || score[j] != score[j] ? score[j] : top; /* NaN stays */
+        }
+        if (top == -INFINITY)
+            continue;
+        float before = exp2f(own.max - top);
+        own.max = top;
+        own.sum *= before;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            own.v[i] *= before;
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            float f[8], p = exp2f(score[j] - top);
+            widen<T>(f, vv[j]);
+            own.sum += p;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                own.v[i] = fmaf(score[j] == -INFINITY ? 0 : p, f[i], own.v[i]);
+        }
+    }
+#pragma unroll
+    for (int step = LANES; step < 32; step *= 2)
+        own.join(step);
+    if (lane < LANES)
+        states[warp][lane] = own;
+    __syncthreads();
+    if (warp == 0)
+        for (int w = 1; w < WARPS; w++)
+            own.join(states[w][part].max, states[w][part].sum, states[w][part].v);
+#if __CUDA_ARCH__ >= 900
+    if (n_splits > 1) {
+        cg::cluster_group cluster = cg::this_cluster();
+        if (threadIdx.x < LANES)
+            states[0][lane] = own;
+        cluster.sync();
+        for (int r = 1; r < n_splits && split == 0 && warp == 0; r++) {
+            const state *other = cluster.map_shared_rank(&states[0][part], r);
+            own.join(other->max, other->sum, other->v);
+        }
+        cluster.sync(); /* nobody ends while it is being read */
+    }
+#endif
+    if (split == 0 && threadIdx.x < LANES) {
+        T out[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            out[i] = (T)(own.v[i] / own.sum);
+        ((uint4 *)((T *)a.out + (size_t)t * a.cache.n_head * D + h * D))[part] = *(uint4 *)out;
+    }
+}
+
+cudaError_t bml_cuda_attention_decode(const bml_cuda_attention *a, const int32_t *slot,
+                                      const int32_t *position, int n_multiprocessors, bool clusters,
+                                      cudaStream_t stream)
+{
+    /* Enough blocks that every multiprocessor has a few. */
+    int n_splits = 1, wanted = 4 * n_multiprocessors;
+    while (clusters && n_splits < 8 && a->n_tokens * a->cache.n_head * n_splits < wanted)
+        n_splits *= 2;
+    const void *kernel = a->type == BML_BF16       ? a->cache.head_dim == 64
+                                                         ? (const void *)attention<__nv_bfloat16, 64>
+                                                         : (const void *)attention<__nv_bfloat16, 128>
+                               : a->cache.head_dim == 64 ? (const void *)attention<__half, 64>
+                                                   : (const void *)attention<__half, 128>;
+    bml_cuda_attention copy = *a;
+    void *arguments[] = {&copy, &slot, &position};
+    dim3 grid((unsigned)n_splits, (unsigned)a->cache.n_head, (unsigned)a->n_tokens);
+    return bml_cuda_launch(kernel, grid, 32 * WARPS, n_splits, 0, arguments, stream);
+}

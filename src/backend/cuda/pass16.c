@@ -1,0 +1,196 @@
+#include "backend/cuda/pass16.h"
+
+#include "backend/cuda/attention_decode.h"
+#include "backend/cuda/prefill.h"
+#include "base/memory.h"
+
+#include <stdlib.h>
+
+/* What a graph depends on: whatever else a pass needs, its kernels read from the batch's arrays. */
+typedef struct shape {
+    int n_tokens, n_rows, n_valid;
+    const void *batch; /* device memory of the arrays */
+} shape;
+
+struct bml_cuda_graph {
+    shape shape;           /* of the last decode step */
+    cudaGraphExec_t graph; /* of such a step; NULL until it has come twice */
+};
+
+void bml_cuda_graph_free(bml_cuda_graph *g)
+{
+    if (g && g->graph)
+        cudaGraphExecDestroy(g->graph);
+    free(g);
+}
+
+static bool is16(const bml_weight *w, bml_dtype dtype)
+{
+    return w->dtype == dtype && (w->format == BML_WEIGHTS_BF16 || w->format == BML_WEIGHTS_F16);
+}
+
+bool bml_cuda_can_pass16(const bml_weights *w, const bml_kv_cache *cache)
+{
+    bool fits = (cache->dtype == BML_BF16 || cache->dtype == BML_F16) && cache->head_dim <= 256 &&
+                is16(&w->lm_head.w, cache->dtype);
+    for (int i = 0; i < w->config.n_layer && fits; i++) {
+        const bml_layer_weights *l = &w->layers[i];
+        fits = is16(&l->c_attn.w, cache->dtype) && is16(&l->c_proj.w, cache->dtype) &&
+               is16(&l->c_fc.w, cache->dtype) && is16(&l->mlp_c_proj.w, cache->dtype);
+    }
+    return fits;
+}
+
+/* A pass on its way: what every call needs. */
+typedef struct pass {
+    bml_queue *queue;
+    const bml_weights *w;
+    bml_activations *a;
+    bml_kv_cache *cache;
+    bml_cuda_batch batch;
+    const bml_cuda_query_tile *tiles; /* device memory */
+    int n_tokens, n_tiles;
+    bool alone; /* no token sees another of the batch */
+} pass;
+
+static void norm(const pass *p, const bml_norm_weights *n, const int32_t *row, int n_rows)
+{
+    const bml_hf_config *c = &p->w->config;
+    bml_cuda_note(p->queue, bml_cuda_norm16(p->cache->dtype, p->a->normed.data, p->a->x.data, row,
+                                            n->weight.buffer.data, n->bias.buffer.data, n_rows,
+                                            c->n_embd, c->layer_norm_epsilon, p->queue->stream));
+}
+
+static bml_cuda_cache16 cache_of(const pass *p, int layer)
+{
+    const bml_kv_cache *c = p->cache;
+    return (bml_cuda_cache16){c->k[layer].data, c->v[layer].data, c->n_slots,
+                              c->n_head,        c->n_ctx,         c->head_dim};
+}
+
+static void multiply(const pass *p, bml_buffer *out, const bml_buffer *x,
+                     const bml_linear_weights *l, bml_cuda_epilogue epilogue, int layer, int n_rows)
+{
+    bml_cuda_product product = {.type = p->cache->dtype,
+                                .m = n_rows,
+                                .n = l->w.n_out,
+                                .k = l->w.n_in,
+                                .a = x->data,
+                                .a_pitch = l->w.n_in,
+                                .w = l->w.buffer.data,
+                                .out_in = true,
+                                .bias = l->bias.buffer.data,
+                                .epilogue = epilogue,
+                                .activation = p->w->config.activation,
+                                .out = out->data,
+                                .out_pitch =
+                                    epilogue == BML_CUDA_QKV ? p->w->config.n_embd : l->w.n_out,
+                                .slot = p->batch.slot,
+                                .position = p->batch.position};
+    if (epilogue == BML_CUDA_QKV)
+        product.cache = cache_of(p, layer);
+    bml_cuda_note(p->queue, bml_cuda_product16(&product, p->queue->stream));
+}
+
+static void attend(const pass *p, int layer)
+{
+    const bml_device *device = p->queue->device;
+    bml_cuda_attention attention = {.type = p->cache->dtype,
+                                    .q = p->a->q.data,
+                                    .q_pitch = p->w->config.n_embd,
+                                    .out = p->a->merged.data,
+                                    .n_tokens = p->n_tokens,
+                                    .cache = cache_of(p, layer),
+                                    .tiles = p->tiles,
+                                    .n_tiles = p->n_tiles,
+                                    .scale = bml_attention_scale(&p->w->config, layer)};
+    bml_cuda_note(p->queue,
+                  p->alone ? bml_cuda_attention_decode(&attention, p->batch.slot, p->batch.position,
+                                                       device->n_multiprocessors,
+                                                       device->capability >= 90, p->queue->stream)
+                           : bml_cuda_attention16(&attention, p->queue->stream));
+}
+
+static void enqueue(const pass *p, int n_valid)
+{
+    bml_activations *a = p->a;
+    const bml_hf_config *c = &p->w->config;
+    int n = p->n_tokens, n_rows = p->queue->batch->n_rows;
+    bml_cuda_embedding(p->queue, &a->x, &p->w->wte, &p->w->wpe);
+    for (int i = 0; i < c->n_layer; i++) {
+        const bml_layer_weights *l = &p->w->layers[i];
+        norm(p, &l->ln_1, NULL, n);
+        multiply(p, &a->q, &a->normed, &l->c_attn, BML_CUDA_QKV, i, n);
+        attend(p, i);
+        multiply(p, &a->x, &a->merged, &l->c_proj, BML_CUDA_RESIDUAL, i, n);
+        norm(p, &l->ln_2, NULL, n);
+        multiply(p, &a->hidden, &a->normed, &l->c_fc, BML_CUDA_ACTIVATION, i, n);
+        multiply(p, &a->x, &a->hidden, &l->mlp_c_proj, BML_CUDA_RESIDUAL, i, n);
+    }
+    if (!n_rows)
+        return;
+    norm(p, &p->w->ln_f, p->batch.row, n_rows);
+    multiply(p, &a->logits, &a->normed, &p->w->lm_head, BML_CUDA_STORE32, -1, n_rows);
+    if (n_valid)
+        bml_cuda_argmax(p->queue, &a->ids, &a->logits, n_rows, c->vocab_size, n_valid);
+}
+
+/* Makes the graph of the pass; NULL on failure, which is no reason not to run it without. */
+static cudaGraphExec_t capture(const pass *p, int n_valid)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    if (cudaStreamBeginCapture(p->queue->stream, cudaStreamCaptureModeThreadLocal))
+        return NULL;
+    enqueue(p, n_valid);
+    if (!cudaStreamEndCapture(p->queue->stream, &graph) && !p->queue->error &&
+        cudaGraphInstantiate(&exec, graph, 0))
+        exec = NULL;
+    if (graph)
+        cudaGraphDestroy(graph);
+    cudaGetLastError();
+    p->queue->error = cudaSuccess;
+    return exec;
+}
+
+/* A decode step that comes a second time is worth a graph: its kernels are shorter than the time
+ * that launching them takes. */
+static void step(const pass *p, int n_valid)
+{
+    bml_queue *queue = p->queue;
+    shape now = {p->n_tokens, queue->batch->n_rows, n_valid, queue->batch_device};
+    if (!queue->graph)
+        queue->graph = bml_calloc(1, sizeof *queue->graph);
+    bml_cuda_graph *g = queue->graph;
+    bool again = g && g->shape.n_tokens == now.n_tokens && g->shape.n_rows == now.n_rows &&
+                 g->shape.n_valid == now.n_valid && g->shape.batch == now.batch;
+    if (again && !g->graph)
+        g->graph = capture(p, n_valid);
+    if (again && g->graph) {
+        bml_cuda_note(queue, cudaGraphLaunch(g->graph, queue->stream));
+        return;
+    }
+    if (g && !again) {
+        if (g->graph)
+            cudaGraphExecDestroy(g->graph);
+        *g = (bml_cuda_graph){now, NULL};
+    }
+    enqueue(p, n_valid);
+}
+
+void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
+                     bml_kv_cache *cache, int n_valid)
+{
+    pass p = {.queue = queue, .w = w, .a = a, .cache = cache, .n_tokens = queue->batch->n_tokens};
+    p.n_tiles =
+        bml_cuda_query_tiles(queue->batch, (bml_cuda_query_tile *)bml_cuda_tiles_host(queue));
+    p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
+    p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);
+    p.alone = p.n_tiles == p.n_tokens && (cache->head_dim == 64 || cache->head_dim == 128);
+    if (p.alone)
+        step(&p, n_valid);
+    else
+        enqueue(&p, n_valid);
+    if (n_valid && queue->batch->n_rows)
+        queue->ids = a->ids.data; /* a graph's argmax does not say so */
+}
