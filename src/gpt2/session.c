@@ -9,7 +9,7 @@
 
 enum {
     DEFAULT_CHUNK = 512, /* enough tokens to make the products compute-bound */
-    MAX_ROWS = 128,      /* bounds the logits: 26 MB for GPT-2's vocabulary */
+    MAX_ROWS = 256,      /* bounds the logits: 51 MB for GPT-2's vocabulary */
     MAX_SLOTS = 1 << 20
 };
 

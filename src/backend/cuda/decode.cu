@@ -37,6 +37,8 @@ struct shared {
     struct range *rows; /* of this block, of every product */
     struct part *parts; /* [SPLITS units][SPLITS warps] */
     uint32_t *warps;    /* [SPLITS units]: those that have the first unit, a bit each */
+    uint16_t *finish;   /* [N_MATRICES][ROWS]: those whose sums make a row, a bit each; 0: too many
+                           units for one go */
     float2 *norms;      /* [2 * WARPS]: mean and squares of 64 elements each */
 };
 
@@ -86,8 +88,30 @@ __device__ static run run_of_block(const arguments &p)
 
 /* ---- the warp that fills the ring ------------------------------------------------------------ */
 
+/*
+ * The ring as the warp that fills it sees it. No more than a few stages are on their way at once,
+ * what keeps the memory busy: more would only queue up, and what blocks tell each other would wait
+ * in that queue.
+ */
+struct filler {
+    ring next, oldest; /* that is on its way */
+    int on_their_way, most;
+
+    /* Waits until the next stage may be filled. */
+    __device__ void make_room()
+    {
+        if (on_their_way == most) {
+            barrier_wait(&oldest.full[oldest.at], oldest.round);
+            oldest.next();
+        } else {
+            on_their_way++;
+        }
+        barrier_wait(&next.empty[next.at], next.round ^ 1);
+    }
+};
+
 template <bml_weight_format F>
-__device__ static void fill_rows(ring &r, const char *w, range mine, int n_in, slicing cut)
+__device__ static void fill_rows(filler &f, const char *w, range mine, int n_in, slicing cut)
 {
     typedef dot_format<F> format;
     int lane = threadIdx.x % 32, n_blocks = n_in / format::block_inputs;
@@ -100,7 +124,8 @@ __device__ static void fill_rows(ring &r, const char *w, range mine, int n_in, s
                                                    : (size_t)format::at(b + cut.blocks);
             uint32_t bytes = (uint32_t)(to - from);
             int n = min(TILE, mine.n - row);
-            barrier_wait(&r.empty[r.at], r.round ^ 1);
+            f.make_room();
+            ring &r = f.next;
             if (lane == 0)
                 barrier_expect(&r.full[r.at], bytes * n);
             __syncwarp();
@@ -113,14 +138,15 @@ __device__ static void fill_rows(ring &r, const char *w, range mine, int n_in, s
 }
 
 /* A stage of keys, then one of the same tokens' values. */
-__device__ static void fill_keys(ring &r, const arguments &p, const layer &l, run keys)
+__device__ static void fill_keys(filler &f, const arguments &p, const layer &l, run keys)
 {
     size_t key_bytes = p.head_dim * (p.kv == BML_F32 ? 4 : 2);
     size_t head = ((size_t)p.slot * p.n_head + keys.head) * p.n_ctx;
     for (int key = keys.begin; key < keys.end; key += p.keys_of_stage)
         for (int values = 0; values < 2; values++) {
             uint32_t bytes = (uint32_t)(min(p.keys_of_stage, keys.end - key) * key_bytes);
-            barrier_wait(&r.empty[r.at], r.round ^ 1);
+            f.make_room();
+            ring &r = f.next;
             if (threadIdx.x % 32 == 0) {
                 barrier_expect(&r.full[r.at], bytes);
                 bulk_copy(r.stage(), (values ? l.v : l.k) + (head + key) * key_bytes, bytes,
@@ -132,22 +158,21 @@ __device__ static void fill_keys(ring &r, const arguments &p, const layer &l, ru
 }
 
 template <bml_weight_format F, bml_weight_format HEAD>
-__device__ static void fill(ring &r, const arguments &p)
+__device__ static void fill(ring &r, const arguments &p, const shared &s)
 {
     run keys = run_of_block(p);
-    range qkv(3 * p.n_embd), embd(p.n_embd), inner(p.n_inner);
+    filler f = {r, r, 0, p.on_their_way};
     int c = p.n_embd;
     for (int i = 0; i < p.n_layer; i++) {
         const layer &l = p.layers[i];
-        fill_rows<F>(r, l.rows[QKV], qkv, c, p.layers_slicing);
-        if (keys.head >= 0)
-            fill_keys(r, p, l, keys);
-        fill_rows<F>(r, l.rows[PROJECT], embd, c, p.layers_slicing);
-        fill_rows<F>(r, l.rows[EXPAND], inner, c, p.layers_slicing);
-        fill_rows<F>(r, l.rows[CONTRACT], embd, p.n_inner, p.layers_slicing);
+        for (int m = 0; m < N_MATRICES; m++) {
+            if (m == PROJECT && keys.head >= 0)
+                fill_keys(f, p, l, keys);
+            fill_rows<F>(f, l.rows[m], s.rows[m], m == CONTRACT ? p.n_inner : c, p.layers_slicing);
+        }
     }
     if (p.want_row)
-        fill_rows<HEAD>(r, p.head, range(p.vocab_size), c, p.head_slicing);
+        fill_rows<HEAD>(f, p.head, s.rows[N_MATRICES], c, p.head_slicing);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -186,16 +211,29 @@ struct norm_constants {
     }
 };
 
+/* The warps, a bit each, whose sums over UNITS units from BEGUN on make a row. */
+__device__ static uint32_t warps_of_row(const shared &s, const product &m, int row, int begun,
+                                        int units)
+{
+    uint32_t warps = 0;
+    int from = max(row / TILE * m.n_slices - begun, 0);
+    int to = min((row / TILE + 1) * m.n_slices - begun, units);
+    for (int u = from; u < to; u++)
+        warps |= s.warps[units] << u;
+    return warps;
+}
+
 /*
  * This block's rows of a product with the activations in s.a. FINISH(row, sum) is called once for
- * every row by one thread: for row i of the block by thread i modulo ROWS.
+ * every row by one thread: for row i of the block by thread i modulo ROWS. KNOWN are the warps that
+ * make each row, if that is known.
  *
  * A stage, a tile's slice, is a unit of work; up to p.units of them are shared out, each to as many
  * warps as there are for it, and given back together.
  */
 template <bml_weight_format F, class Finish>
 __device__ static void multiply(ring &r, const arguments &p, const shared &s, const product &m,
-                                range mine, int pitch, Finish finish)
+                                range mine, int pitch, const uint16_t *known, Finish finish)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parity = 0;
     for (int first = 0; first < mine.n; first += m.rows_at_once) {
@@ -216,7 +254,7 @@ __device__ static void multiply(ring &r, const arguments &p, const shared &s, co
             int n_blocks = min(m.slice, m.n_blocks - slice);
             typename dot_format<F>::sums sums;
             barrier_wait(&r.full[at], r.round ^ wraps);
-#pragma unroll 2
+#pragma unroll 4
             for (int b = mine.part; b < n_blocks; b += mine.n)
                 dot_format<F>::add(sums, weights, b, slice, s.a, p.levels);
             dot_format<F>::put(sums, partial + warp * TILE);
@@ -227,11 +265,9 @@ __device__ static void multiply(ring &r, const arguments &p, const shared &s, co
             }
             r.skip(units);
             if (finishes) { /* the slices of its tile that are among the units */
-                int from = max(row / TILE * m.n_slices - begun, 0);
-                int to = min((row / TILE + 1) * m.n_slices - begun, units);
-                uint32_t warps = 0;
-                for (int u = from; u < to; u++)
-                    warps |= s.warps[units] << u;
+                uint32_t warps = known ? known[row] : 0;
+                if (!warps)
+                    warps = warps_of_row(s, m, row, begun, units);
 #pragma unroll
                 for (int w = 0; w < WARPS; w++)
                     total += warps >> w & 1 ? partial[w * TILE + row % TILE] : 0;
@@ -278,13 +314,13 @@ __device__ static void keep_norm(const arguments &p, const shared &s, float4 v,
 #pragma unroll 4
     for (int h = 0; h < n_halves; h++)
         mean += s.norms[h].x;
-    mean /= n_halves;
+    mean *= p.inverse_halves;
 #pragma unroll 4
     for (int h = 0; h < n_halves; h++) {
         float apart = s.norms[h].x - mean;
         squares += s.norms[h].y + 64 * apart * apart;
     }
-    float scale = rsqrtf(squares / p.n_embd + p.epsilon);
+    float scale = rsqrtf(squares * p.inverse_embd + p.epsilon);
     if (4 * i < p.n_embd)
         dot_format<F>::keep(s.a, i,
                             make_float4(fmaf((v.x - mean) * scale, k.weight.x, k.bias.x),
@@ -294,10 +330,25 @@ __device__ static void keep_norm(const arguments &p, const shared &s, float4 v,
     wait_for_warps();
 }
 
-__device__ static __noinline__ float embedding_at(const arguments &p, int i)
+/* Elements 4i .. 4i + 3 of a row of an embedding. */
+__device__ static float4 embedding_at(const char *rows, bml_weight_format format, int n_embd,
+                                      int row, int i)
 {
-    return weight_at(p.wte, p.wte_format, p.n_embd, p.token, i) +
-           weight_at(p.wpe, p.wpe_format, p.n_embd, p.position, i);
+    const char *at = rows + row * bml_cuda_row_bytes(format, (size_t)n_embd);
+    if (format == BML_WEIGHTS_F32)
+        return ((const float4 *)at)[i];
+    if (format == BML_WEIGHTS_Q8)
+        return make_float4(weight_at(rows, format, n_embd, row, 4 * i),
+                           weight_at(rows, format, n_embd, row, 4 * i + 1),
+                           weight_at(rows, format, n_embd, row, 4 * i + 2),
+                           weight_at(rows, format, n_embd, row, 4 * i + 3));
+    uint2 v = ((const uint2 *)at)[i];
+    if (format == BML_WEIGHTS_BF16)
+        return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+                           __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+    float2 low = __half22float2(*(const __half2 *)&v.x),
+           high = __half22float2(*(const __half2 *)&v.y);
+    return make_float4(low.x, low.y, high.x, high.y);
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -506,8 +557,10 @@ __device__ static void keep_heads(const arguments &p, const shared &s, uint32_t 
             total = make_float4(fmaf(weight, v.x, total.x), fmaf(weight, v.y, total.y),
                                 fmaf(weight, v.z, total.z), fmaf(weight, v.w, total.w));
         }
+        float share = 1 / sum;
         dot_format<F>::keep(
-            s.a, i, make_float4(total.x / sum, total.y / sum, total.z / sum, total.w / sum));
+            s.a, i,
+            make_float4(total.x * share, total.y * share, total.z * share, total.w * share));
     }
     wait_for_warps();
 }
@@ -582,11 +635,15 @@ __device__ static void compute(ring &r, const arguments &p, const shared &s)
     norm.load(p, 0, 0);
     row_constants row, next = {};
     next.load<F>(p, 0, QKV, s.rows[QKV]);
-    float own_x = i < s.rows[PROJECT].n ? embedding_at(p, s.rows[PROJECT].begin + i) : 0;
     float4 x = make_float4(0, 0, 0, 0);
-    if (has_x)
-        x = make_float4(embedding_at(p, 4 * i), embedding_at(p, 4 * i + 1),
-                        embedding_at(p, 4 * i + 2), embedding_at(p, 4 * i + 3));
+    if (has_x) {
+        float4 position = embedding_at(p.wpe, p.wpe_format, p.n_embd, p.position, i);
+        x = embedding_at(p.wte, p.wte_format, p.n_embd, p.token, i);
+        x = make_float4(x.x + position.x, x.y + position.y, x.z + position.z, x.w + position.w);
+        ((float4 *)s.heads)[i] = x; /* free until attention has something to say */
+    }
+    wait_for_warps();
+    float own_x = i < s.rows[PROJECT].n ? s.heads[s.rows[PROJECT].begin + i] : 0;
     uint32_t tag = p.use & 1;
     for (int step = 0;; step++) {
         int index = step / N_MATRICES, m = step % N_MATRICES;
@@ -609,7 +666,7 @@ __device__ static void compute(ring &r, const arguments &p, const shared &s)
         if (step + 1 < N_MATRICES * p.n_layer)
             next.load<F>(p, (step + 1) / N_MATRICES, (m + 1) % N_MATRICES,
                          s.rows[(m + 1) % N_MATRICES]);
-        multiply<F>(r, p, s, p.products[m], s.rows[m], p.layers_slicing.pitch,
+        multiply<F>(r, p, s, p.products[m], s.rows[m], p.layers_slicing.pitch, s.finish + m * ROWS,
                     [&](int i, float sum) {
                         float y = row.finish(sum);
                         float *to = m == QKV      ? p.out.qkv
@@ -626,7 +683,7 @@ __device__ static void compute(ring &r, const arguments &p, const shared &s)
         return;
     candidate best = {-INFINITY, NO_ID};
     multiply<HEAD>(r, p, s, p.products[N_MATRICES], s.rows[N_MATRICES], p.head_slicing.pitch,
-                   [&](int id, float sum) {
+                   nullptr, [&](int id, float sum) {
                        if (!p.n_valid)
                            p.logits[id] = sum;
                        else if (id < p.n_valid)
@@ -653,7 +710,8 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     s.parts = (part *)(s.norms + 2 * WARPS);
     s.rows = (range *)(s.parts + SPLITS * SPLITS);
     s.warps = (uint32_t *)(s.rows + 6);
-    s.heads = (float *)(s.warps + SPLITS);
+    s.finish = (uint16_t *)(s.warps + SPLITS);
+    s.heads = (float *)(s.finish + N_MATRICES * ROWS);
     s.partial = s.heads + p.n_head * p.n_splits * (d + 4);
     s.states = s.partial + 2 * WARPS * TILE;
     s.query = s.states + WARPS * STATE;
@@ -679,10 +737,17 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
         barrier_init_done();
     }
     __syncthreads();
+    if (threadIdx.x < N_MATRICES * ROWS) {
+        const product &m = p.products[threadIdx.x / ROWS];
+        int n = s.rows[threadIdx.x / ROWS].n, units = (n + TILE - 1) / TILE * m.n_slices;
+        s.finish[threadIdx.x] =
+            units > p.units ? 0 : (uint16_t)warps_of_row(s, m, threadIdx.x % ROWS, 0, units);
+    }
+    __syncthreads();
     if (threadIdx.x < COMPUTE)
         compute<F, HEAD>(r, p, s);
     else
-        fill<F, HEAD>(r, p);
+        fill<F, HEAD>(r, p, s);
 #endif
 }
 

@@ -61,7 +61,7 @@ struct arguments {
     vectors vectors;
     int n_layer, n_head, head_dim, n_embd, n_inner, vocab_size;
     bml_activation activation;
-    float epsilon;
+    float epsilon, inverse_embd, inverse_halves; /* of n_embd and n_embd / 64 */
     const char *wte, *wpe, *head;
     bml_weight_format wte_format, wpe_format;
     uint4 levels;
@@ -78,7 +78,8 @@ struct arguments {
     product products[N_MATRICES + 1]; /* the head's is the last */
     int lanes_log2;                   /* of the lanes that share a key */
     int n_stages, stage_bytes;
-    int units; /* stages that are worked on at a time: the others are being filled */
+    int on_their_way; /* stages that are being filled at a time, at most */
+    int units;        /* stages that are worked on at a time: the others are being filled */
 };
 
 /* The kernel for layers of FORMAT, and a head of the format that goes with it. */

@@ -8,8 +8,9 @@ extern "C" {
 #include <stdlib.h>
 
 enum {
-    MAX_SLICE = 40,      /* blocks of a row in a stage */
-    KEYS_OF_SPLIT = 256, /* what one block attends to before a second one helps */
+    MAX_SLICE = 40,          /* blocks of a row in a stage */
+    ON_THEIR_WAY = 40 << 10, /* bytes on their way to a multiprocessor: latency times bandwidth */
+    KEYS_OF_SPLIT = 256,     /* what one block attends to before a second one helps */
 };
 
 struct bml_cuda_decoder {
@@ -230,13 +231,14 @@ static size_t lay_out(arguments *p, const bml_device *device)
     int widest = p->n_embd > p->n_inner ? p->n_embd : p->n_inner;
     size_t floats = (size_t)activations::bytes_for(widest) / 4 +
                     (size_t)p->n_head * p->n_splits * (p->head_dim + 4) + 4 * WARPS +
-                    SPLITS * SPLITS + SPLITS + 2 * 6 + 2 * WARPS * TILE + WARPS * STATE +
-                    3 * MAX_DIM;
+                    SPLITS * SPLITS + SPLITS + N_MATRICES * ROWS / 2 + 2 * 6 + 2 * WARPS * TILE +
+                    WARPS * STATE + 3 * MAX_DIM;
     int pitch = p->layers_slicing.pitch > p->head_slicing.pitch ? p->layers_slicing.pitch
                                                                 : p->head_slicing.pitch;
     p->stage_bytes = TILE * pitch;
     size_t room = (size_t)device->shared_bytes - floats * sizeof(float);
     p->n_stages = (int)(room / ((size_t)p->stage_bytes + 2 * sizeof(uint64_t)));
+    p->on_their_way = divided_up(ON_THEIR_WAY, p->stage_bytes) + 1;
     p->units = p->n_stages / 2 < WARPS ? p->n_stages / 2 : WARPS;
     int key_bytes = p->head_dim * (p->kv == BML_F32 ? 4 : 2);
     p->keys_of_stage = p->stage_bytes / key_bytes;
@@ -265,6 +267,8 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.vocab_size = c->vocab_size;
     p.activation = c->activation;
     p.epsilon = c->layer_norm_epsilon;
+    p.inverse_embd = 1.0f / c->n_embd;
+    p.inverse_halves = 64.0f / c->n_embd;
     p.wte = (const char *)w->wte.buffer.data;
     p.wte_format = w->wte.format;
     p.wpe = (const char *)w->wpe.buffer.data;

@@ -2,6 +2,7 @@
 
 #include "backend/cuda/attention_decode.h"
 #include "backend/cuda/prefill.h"
+#include "backend/cuda/product_few.h"
 #include "base/memory.h"
 
 #include <stdlib.h>
@@ -89,7 +90,9 @@ static void multiply(const pass *p, bml_buffer *out, const bml_buffer *x,
                                 .position = p->batch.position};
     if (epilogue == BML_CUDA_QKV)
         product.cache = cache_of(p, layer);
-    bml_cuda_note(p->queue, bml_cuda_product16(&product, p->queue->stream));
+    bml_cuda_note(p->queue, bml_cuda_is_few(&product)
+                                ? bml_cuda_product_few(&product, p->queue->stream)
+                                : bml_cuda_product16(&product, p->queue->stream));
 }
 
 static void attend(const pass *p, int layer)

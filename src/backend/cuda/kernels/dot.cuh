@@ -78,7 +78,7 @@ template <bml_weight_format F> struct dot_format {
     /* What a warp has of eight rows' sums: a row has four lanes, or with matrix units lane l has
      * rows 2 (l % 4) and the next, of the rounded values below lane 4 and the rest below 8. */
     struct sums {
-        float d[4] = {};
+        float d[4] = {}, e[4] = {};
     };
 
     /* Adds the products with block B of a slice whose first block is FIRST; ROW is that of lane /
@@ -92,12 +92,12 @@ template <bml_weight_format F> struct dot_format {
             float4 v = *(const float4 *)w, x = ((const float4 *)a.memory)[4 * (first + b) + c];
             sum.d[0] = fmaf(v.w, x.w, fmaf(v.z, x.z, fmaf(v.y, x.y, fmaf(v.x, x.x, sum.d[0]))));
         } else if constexpr (matrix_units) {
-            uint4 v = *(const uint4 *)w, x = make_uint4(0, 0, 0, 0);
-            int lane = threadIdx.x % 32;
-            if (lane < 8)
-                x = *(const uint4 *)(a.memory + lane / 4 * a.low + 64 * (first + b) + 16 * c);
+            /* Lanes from 8 on have rows of x that are not there: what they hold goes nowhere. */
+            int lane = threadIdx.x % 32, high = lane / 4 & 1;
+            uint4 v = *(const uint4 *)w;
+            uint4 x = *(const uint4 *)(a.memory + high * a.low + 64 * (first + b) + 16 * c);
             multiply_add(sum.d, x.x, x.y, v.x, v.y);
-            multiply_add(sum.d, x.z, x.w, v.z, v.w);
+            multiply_add(sum.e, x.z, x.w, v.z, v.w);
         } else if constexpr (F == BML_WEIGHTS_Q8) {
             int4 v = *(const int4 *)w, q = ((const int4 *)a.memory)[4 * (first + b) + c];
             int all = __dp4a(v.x, q.x, __dp4a(v.y, q.y, __dp4a(v.z, q.z, __dp4a(v.w, q.w, 0))));
@@ -125,8 +125,10 @@ template <bml_weight_format F> struct dot_format {
     {
         int lane = threadIdx.x % 32;
         if constexpr (matrix_units) {
-            for (int i = 0; i < 2; i++)
+            for (int i = 0; i < 2; i++) {
+                sum.d[i] += sum.e[i];
                 sum.d[i] += __shfl_xor_sync(~0u, sum.d[i], 4);
+            }
             if (lane < 4)
                 ((float2 *)to)[lane] = make_float2(sum.d[0], sum.d[1]);
         } else {

@@ -1,0 +1,129 @@
+/*
+ * Products of few rows: reading W once is all the work there is. A block has 16 outputs, rows of W,
+ * which are the matrix unit's rows; its columns are the tokens. Warps share out the inputs, 32 at a
+ * time, and load W straight into registers: the first part of it before the kernel in front of this
+ * one has ended.
+ */
+#include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/mma_sm80.cuh"
+#include "backend/cuda/product_few.h"
+
+enum { WARPS = 8, OUTPUTS = 16, STEPS = 6 /* of 32 inputs that a warp has on their way */ };
+
+/* Where column O of row T goes. */
+template <class T> __device__ static void put(const bml_cuda_product &p, int t, int o, float sum)
+{
+    if (p.bias)
+        sum += p.bias[o];
+    size_t at = (size_t)t * p.out_pitch + o;
+    switch (p.epilogue) {
+    case BML_CUDA_STORE32:
+        ((float *)p.out)[at] = sum;
+        return;
+    case BML_CUDA_RESIDUAL:
+        ((float *)p.out)[at] += sum;
+        return;
+    case BML_CUDA_ACTIVATION:
+        sum = activate(sum, p.activation);
+        break;
+    case BML_CUDA_QKV: {
+        int width = p.cache.n_head * p.cache.head_dim, third = (o >= width) + (o >= 2 * width);
+        if (third) {
+            int c = o - third * width, h = c / p.cache.head_dim;
+            size_t line = ((size_t)p.slot[t] * p.cache.n_head + h) * p.cache.n_ctx + p.position[t];
+            T *cache = (T *)(third == 1 ? p.cache.k : p.cache.v);
+            from_float(cache + line * p.cache.head_dim + (c - h * p.cache.head_dim), sum);
+            return;
+        }
+        break;
+    }
+    case BML_CUDA_STORE16:
+        break;
+    }
+    from_float((T *)p.out + at, sum);
+}
+
+template <class T, int COLUMNS /* of eight tokens */>
+static __global__ void __launch_bounds__(32 * WARPS)
+    product(const __grid_constant__ bml_cuda_product p)
+{
+    __shared__ float sums[WARPS][8 * COLUMNS][OUTPUTS + 1];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    int first = blockIdx.x * OUTPUTS, n_steps = p.k / 32;
+    /* The lane's inputs of a step are 8c .. 8c + 7, of rows g and g + 8: an order of the inputs
+     * that both operands share. */
+    const uint4 *low = (const uint4 *)((const T *)p.w + (size_t)min(first + g, p.n - 1) * p.k) + c;
+    const uint4 *high =
+        (const uint4 *)((const T *)p.w + (size_t)min(first + g + 8, p.n - 1) * p.k) + c;
+    float d[COLUMNS][4] = {};
+    uint4 w[STEPS][2];
+    auto load = [&](int begin) {
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            int step = min(begin + i * WARPS, n_steps - 1);
+            w[i][0] = __ldcs(low + step * 4);
+            w[i][1] = __ldcs(high + step * 4);
+        }
+    };
+    allow_next();
+    load(warp);
+    await_previous();
+    for (int begin = warp; begin < n_steps; begin += STEPS * WARPS) {
+        if (begin != warp)
+            load(begin);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            int step = begin + i * WARPS;
+            if (step >= n_steps)
+                break;
+            uint32_t a[2][4] = {{w[i][0].x, w[i][1].x, w[i][0].y, w[i][1].y},
+                                {w[i][0].z, w[i][1].z, w[i][0].w, w[i][1].w}};
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                int t = min(8 * j + g, p.m - 1);
+                uint4 x = ((const uint4 *)((const T *)p.a + (size_t)t * p.a_pitch))[step * 4 + c];
+                mma<T>(d[j], a[0], x.x, x.y);
+                mma<T>(d[j], a[1], x.z, x.w);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sums[warp][8 * j + 2 * c + i % 2][g + i / 2 * 8] = d[j][i];
+    __syncthreads();
+    for (int e = threadIdx.x; e < p.m * OUTPUTS; e += 32 * WARPS) {
+        int t = e / OUTPUTS, o = e % OUTPUTS;
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++)
+            sum += sums[i][t][o];
+        if (first + o < p.n)
+            put<T>(p, t, first + o, sum);
+    }
+}
+
+bool bml_cuda_is_few(const bml_cuda_product *p)
+{
+    return p->m <= BML_CUDA_FEW && p->out_in && p->k % 32 == 0 && p->a_pitch % 8 == 0 &&
+           (uintptr_t)p->a % 16 == 0 && (uintptr_t)p->w % 16 == 0;
+}
+
+template <class T> static const void *kernel_for(int m)
+{
+    return m <= 8    ? (const void *)product<T, 1>
+           : m <= 16 ? (const void *)product<T, 2>
+           : m <= 32 ? (const void *)product<T, 4>
+                     : (const void *)product<T, 8>;
+}
+
+cudaError_t bml_cuda_product_few(const bml_cuda_product *p, cudaStream_t stream)
+{
+    const void *kernel =
+        p->type == BML_BF16 ? kernel_for<__nv_bfloat16>(p->m) : kernel_for<__half>(p->m);
+    void *arguments[] = {(void *)p};
+    dim3 grid((unsigned)((p->n + OUTPUTS - 1) / OUTPUTS));
+    return bml_cuda_launch(kernel, grid, 32 * WARPS, 1, 0, arguments, stream);
+}
