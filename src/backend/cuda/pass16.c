@@ -54,14 +54,6 @@ typedef struct pass {
     bool alone; /* no token sees another of the batch */
 } pass;
 
-static void norm(const pass *p, const bml_norm_weights *n, const int32_t *row, int n_rows)
-{
-    const bml_hf_config *c = &p->w->config;
-    bml_cuda_note(p->queue, bml_cuda_norm16(p->cache->dtype, p->a->normed.data, p->a->x.data, row,
-                                            n->weight.buffer.data, n->bias.buffer.data, n_rows,
-                                            c->n_embd, c->layer_norm_epsilon, p->queue->stream));
-}
-
 static bml_cuda_cache16 cache_of(const pass *p, int layer)
 {
     const bml_kv_cache *c = p->cache;
@@ -69,8 +61,9 @@ static bml_cuda_cache16 cache_of(const pass *p, int layer)
                               c->n_head,        c->n_ctx,         c->head_dim};
 }
 
-static void multiply(const pass *p, bml_buffer *out, const bml_buffer *x,
-                     const bml_linear_weights *l, bml_cuda_epilogue epilogue, int layer, int n_rows)
+static bml_cuda_product product_of(const pass *p, bml_buffer *out, const bml_buffer *x,
+                                   const bml_linear_weights *l, bml_cuda_epilogue epilogue,
+                                   int layer, int n_rows)
 {
     bml_cuda_product product = {.type = p->cache->dtype,
                                 .m = n_rows,
@@ -90,9 +83,37 @@ static void multiply(const pass *p, bml_buffer *out, const bml_buffer *x,
                                 .position = p->batch.position};
     if (epilogue == BML_CUDA_QKV)
         product.cache = cache_of(p, layer);
+    return product;
+}
+
+/* x += product with l */
+static void add_product(const pass *p, const bml_buffer *x, const bml_linear_weights *l)
+{
+    bml_cuda_product product = product_of(p, &p->a->x, x, l, BML_CUDA_RESIDUAL, -1, p->n_tokens);
     bml_cuda_note(p->queue, bml_cuda_is_few(&product)
-                                ? bml_cuda_product_few(&product, p->queue->stream)
+                                ? bml_cuda_product_few(&product, NULL, p->queue->stream)
                                 : bml_cuda_product16(&product, p->queue->stream));
+}
+
+/* The product of the norm of rows of x. */
+static void norm_product(const pass *p, bml_buffer *out, const bml_norm_weights *n,
+                         const int32_t *row, const bml_linear_weights *l,
+                         bml_cuda_epilogue epilogue, int layer, int n_rows)
+{
+    const bml_hf_config *c = &p->w->config;
+    cudaStream_t stream = p->queue->stream;
+    bml_cuda_product product = product_of(p, out, &p->a->normed, l, epilogue, layer, n_rows);
+    bml_cuda_norm norm = {p->a->x.data, row, n->weight.buffer.data, n->bias.buffer.data,
+                          c->layer_norm_epsilon};
+    if (bml_cuda_takes_norm(&product)) {
+        bml_cuda_note(p->queue, bml_cuda_product_few(&product, &norm, stream));
+        return;
+    }
+    bml_cuda_note(p->queue,
+                  bml_cuda_norm16(p->cache->dtype, p->a->normed.data, norm.x, row, norm.weight,
+                                  norm.bias, n_rows, c->n_embd, norm.epsilon, stream));
+    bml_cuda_note(p->queue, bml_cuda_is_few(&product) ? bml_cuda_product_few(&product, NULL, stream)
+                                                      : bml_cuda_product16(&product, stream));
 }
 
 static void attend(const pass *p, int layer)
@@ -122,18 +143,16 @@ static void enqueue(const pass *p, int n_valid)
     bml_cuda_embedding(p->queue, &a->x, &p->w->wte, &p->w->wpe);
     for (int i = 0; i < c->n_layer; i++) {
         const bml_layer_weights *l = &p->w->layers[i];
-        norm(p, &l->ln_1, NULL, n);
-        multiply(p, &a->q, &a->normed, &l->c_attn, BML_CUDA_QKV, i, n);
+        norm_product(p, &a->q, &l->ln_1, NULL, &l->c_attn, BML_CUDA_QKV, i, n);
         attend(p, i);
-        multiply(p, &a->x, &a->merged, &l->c_proj, BML_CUDA_RESIDUAL, i, n);
-        norm(p, &l->ln_2, NULL, n);
-        multiply(p, &a->hidden, &a->normed, &l->c_fc, BML_CUDA_ACTIVATION, i, n);
-        multiply(p, &a->x, &a->hidden, &l->mlp_c_proj, BML_CUDA_RESIDUAL, i, n);
+        add_product(p, &a->merged, &l->c_proj);
+        norm_product(p, &a->hidden, &l->ln_2, NULL, &l->c_fc, BML_CUDA_ACTIVATION, i, n);
+        add_product(p, &a->hidden, &l->mlp_c_proj);
     }
     if (!n_rows)
         return;
-    norm(p, &p->w->ln_f, p->batch.row, n_rows);
-    multiply(p, &a->logits, &a->normed, &p->w->lm_head, BML_CUDA_STORE32, -1, n_rows);
+    norm_product(p, &a->logits, &p->w->ln_f, p->batch.row, &p->w->lm_head, BML_CUDA_STORE32, -1,
+                 n_rows);
     if (n_valid)
         bml_cuda_argmax(p->queue, &a->ids, &a->logits, n_rows, c->vocab_size, n_valid);
 }

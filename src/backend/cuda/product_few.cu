@@ -9,9 +9,60 @@
 #include "backend/cuda/mma_sm80.cuh"
 #include "backend/cuda/product_few.h"
 
-enum { WARPS = 8, OUTPUTS = 16, STEPS = 6 /* of 32 inputs that a warp has on their way */ };
+enum {
+    WARPS = 8,
+    OUTPUTS = 16,
+    STEPS = 6,      /* of 32 inputs that a warp has on their way */
+    NORM_ROWS = 8,  /* with a norm, a row a warp, of up to */
+    NORM_QUADS = 8, /* times four elements a lane */
+    PAD = 32        /* elements between rows in shared memory, so that they lie in other banks */
+};
 
-/* Where column O of row T goes. */
+/* Row WARP of x, normed, to shared memory. */
+template <class T>
+__device__ static void take_norm(T *to, const bml_cuda_norm &n, int n_rows, int k)
+{
+    int r = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (r >= n_rows)
+        return;
+    const float4 *x = (const float4 *)(n.x + (size_t)(n.row ? n.row[r] : r) * k);
+    float4 v[NORM_QUADS];
+    float sum = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < NORM_QUADS; i++) {
+        bool has = 4 * (lane + 32 * i) < k;
+        v[i] = has ? x[lane + 32 * i] : make_float4(0, 0, 0, 0);
+        sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
+    }
+    for (int step = 16; step; step /= 2)
+        sum += __shfl_xor_sync(~0u, sum, step);
+    float mean = sum / k;
+#pragma unroll
+    for (int i = 0; i < NORM_QUADS; i++)
+        if (4 * (lane + 32 * i) < k) {
+            v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
+            squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+        }
+    for (int step = 16; step; step /= 2)
+        squares += __shfl_xor_sync(~0u, squares, step);
+    float scale = rsqrtf(squares / k + n.epsilon);
+#pragma unroll
+    for (int i = 0; i < NORM_QUADS; i++) {
+        int c = lane + 32 * i;
+        if (4 * c < k) {
+            float4 w = ((const float4 *)n.weight)[c], b = make_float4(0, 0, 0, 0);
+            if (n.bias)
+                b = ((const float4 *)n.bias)[c];
+            T *at = to + r * (k + PAD) + 4 * c;
+            from_float(at, fmaf(v[i].x * scale, w.x, b.x));
+            from_float(at + 1, fmaf(v[i].y * scale, w.y, b.y));
+            from_float(at + 2, fmaf(v[i].z * scale, w.z, b.z));
+            from_float(at + 3, fmaf(v[i].w * scale, w.w, b.w));
+        }
+    }
+}
+
+/* Column O of row T, to where it goes. */
 template <class T> __device__ static void put(const bml_cuda_product &p, int t, int o, float sum)
 {
     if (p.bias)
@@ -44,10 +95,11 @@ template <class T> __device__ static void put(const bml_cuda_product &p, int t, 
     from_float((T *)p.out + at, sum);
 }
 
-template <class T, int COLUMNS /* of eight tokens */>
+template <class T, int COLUMNS /* of eight tokens */, bool NORM>
 static __global__ void __launch_bounds__(32 * WARPS)
-    product(const __grid_constant__ bml_cuda_product p)
+    product(const __grid_constant__ bml_cuda_product p, const __grid_constant__ bml_cuda_norm norm)
 {
+    extern __shared__ __align__(16) char normed[];
     __shared__ float sums[WARPS][8 * COLUMNS][OUTPUTS + 1];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     int first = blockIdx.x * OUTPUTS, n_steps = p.k / 32;
@@ -69,6 +121,14 @@ static __global__ void __launch_bounds__(32 * WARPS)
     allow_next();
     load(warp);
     await_previous();
+    const T *a = (const T *)p.a;
+    int a_pitch = p.a_pitch;
+    if constexpr (NORM) {
+        take_norm((T *)normed, norm, p.m, p.k);
+        __syncthreads();
+        a = (const T *)normed;
+        a_pitch = p.k + PAD;
+    }
     for (int begin = warp; begin < n_steps; begin += STEPS * WARPS) {
         if (begin != warp)
             load(begin);
@@ -77,14 +137,14 @@ static __global__ void __launch_bounds__(32 * WARPS)
             int step = begin + i * WARPS;
             if (step >= n_steps)
                 break;
-            uint32_t a[2][4] = {{w[i][0].x, w[i][1].x, w[i][0].y, w[i][1].y},
-                                {w[i][0].z, w[i][1].z, w[i][0].w, w[i][1].w}};
+            uint32_t rows[2][4] = {{w[i][0].x, w[i][1].x, w[i][0].y, w[i][1].y},
+                                   {w[i][0].z, w[i][1].z, w[i][0].w, w[i][1].w}};
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
                 int t = min(8 * j + g, p.m - 1);
-                uint4 x = ((const uint4 *)((const T *)p.a + (size_t)t * p.a_pitch))[step * 4 + c];
-                mma<T>(d[j], a[0], x.x, x.y);
-                mma<T>(d[j], a[1], x.z, x.w);
+                uint4 x = ((const uint4 *)(a + (size_t)t * a_pitch))[step * 4 + c];
+                mma<T>(d[j], rows[0], x.x, x.y);
+                mma<T>(d[j], rows[1], x.z, x.w);
             }
         }
     }
@@ -111,19 +171,28 @@ bool bml_cuda_is_few(const bml_cuda_product *p)
            (uintptr_t)p->a % 16 == 0 && (uintptr_t)p->w % 16 == 0;
 }
 
-template <class T> static const void *kernel_for(int m)
+bool bml_cuda_takes_norm(const bml_cuda_product *p)
 {
-    return m <= 8    ? (const void *)product<T, 1>
-           : m <= 16 ? (const void *)product<T, 2>
-           : m <= 32 ? (const void *)product<T, 4>
-                     : (const void *)product<T, 8>;
+    return p->m <= NORM_ROWS && p->k <= 128 * NORM_QUADS && p->k % 4 == 0 && bml_cuda_is_few(p);
 }
 
-cudaError_t bml_cuda_product_few(const bml_cuda_product *p, cudaStream_t stream)
+template <class T> static const void *kernel_for(int m, bool norm)
 {
-    const void *kernel =
-        p->type == BML_BF16 ? kernel_for<__nv_bfloat16>(p->m) : kernel_for<__half>(p->m);
-    void *arguments[] = {(void *)p};
+    return norm      ? (const void *)product<T, 1, true>
+           : m <= 8  ? (const void *)product<T, 1, false>
+           : m <= 16 ? (const void *)product<T, 2, false>
+           : m <= 32 ? (const void *)product<T, 4, false>
+                     : (const void *)product<T, 8, false>;
+}
+
+cudaError_t bml_cuda_product_few(const bml_cuda_product *p, const bml_cuda_norm *norm,
+                                 cudaStream_t stream)
+{
+    const void *kernel = p->type == BML_BF16 ? kernel_for<__nv_bfloat16>(p->m, norm)
+                                             : kernel_for<__half>(p->m, norm);
+    bml_cuda_norm none = {};
+    void *arguments[] = {(void *)p, (void *)(norm ? norm : &none)};
     dim3 grid((unsigned)((p->n + OUTPUTS - 1) / OUTPUTS));
-    return bml_cuda_launch(kernel, grid, 32 * WARPS, 1, 0, arguments, stream);
+    size_t bytes = norm ? (size_t)p->m * (p->k + PAD) * 2 : 0;
+    return bml_cuda_launch(kernel, grid, 32 * WARPS, 1, bytes, arguments, stream);
 }
