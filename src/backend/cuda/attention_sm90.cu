@@ -167,21 +167,21 @@ __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     barrier_wait(q_full, 0);
     multiply_keys();
     wgmma_wait<0>();
-    for (int j = last;; j--) {
+    release(k_empty, k_at);
+    soften_block(last);
+    pack_weights();
+    for (int j = last - 1; j >= 0; j--) {
+        multiply_keys();
+        multiply_values(j + 1);
+        wgmma_wait<1>();
         release(k_empty, k_at);
         soften_block(j);
         wgmma_wait<0>();
-        if (j < last)
-            release(v_empty, v_at);
+        release(v_empty, v_at);
 #pragma unroll
         for (int i = 0; i < HEAD / 2; i++)
             o[i] *= keep[i >> 1 & 1];
         pack_weights();
-        if (j == 0)
-            break;
-        multiply_keys();
-        multiply_values(j);
-        wgmma_wait<1>();
     }
     multiply_values(0);
     wgmma_wait<0>();

@@ -84,26 +84,38 @@ template <int COUNT> __device__ __forceinline__ void add_bias(float *d, const fl
     }
 }
 
-/* Where a 16-bit result goes: to its row, or to queries, keys and values. */
-template <typename T>
-__device__ __forceinline__ T *place16(const bml_cuda_product &p, int row, int column)
+/* What a column is multiplied by to be divided by the head size, in the high half; exact below
+ * 2^32 / head size. */
+__device__ __forceinline__ uint32_t head_divisor(const bml_cuda_product &p)
+{
+    uint32_t divisor = 0xffffffffu / (uint32_t)max(p.cache.head_dim, 2) + 1;
+    asm volatile("" : "+r"(divisor)); /* made once, not wherever it is used */
+    return divisor;
+}
+
+/* Where a 16-bit result goes: to its row, or to queries, keys and values. A cache has fewer than
+ * 2^31 rows. */
+template <typename T, bool QKV>
+__device__ __forceinline__ T *place16(const bml_cuda_product &p, int row, int column,
+                                      uint32_t divisor)
 {
     const bml_cuda_cache16 &cache = p.cache;
     int width = cache.n_head * cache.head_dim;
-    if (p.epilogue != BML_CUDA_QKV || column < width)
+    if (!QKV || column < width)
         return (T *)p.out + (size_t)row * p.out_pitch + column;
     bool value = column >= 2 * width;
-    int c = column - (value ? 2 * width : width), head = c / cache.head_dim;
-    size_t line = ((size_t)__ldg(p.slot + row) * cache.n_head + head) * cache.n_ctx;
-    return (T *)(value ? cache.v : cache.k) + (line + __ldg(p.position + row)) * cache.head_dim +
+    int c = column - (value ? 2 * width : width);
+    int head = cache.head_dim > 1 ? (int)__umulhi((uint32_t)c, divisor) : c;
+    int line = __ldg(p.slot + row) * cache.n_head * cache.n_ctx + __ldg(p.position + row);
+    return (T *)(value ? cache.v : cache.k) + (size_t)(line + head * cache.n_ctx) * cache.head_dim +
            (c - head * cache.head_dim);
 }
 
 /* A unit: 32 columns of this lane's rows ROW and ROW + 8. WIDE: eight columns of a 16-bit result
  * from a multiple of eight lie together, 16-byte aligned. */
-template <typename T, bool WIDE>
+template <typename T, bool WIDE, bool QKV>
 __device__ __forceinline__ void put16(const bml_cuda_product &p, int row, int column,
-                                      const float *d)
+                                      const float *d, uint32_t divisor = 0)
 {
     int quad = threadIdx.x & 3;
 #pragma unroll
@@ -114,13 +126,13 @@ __device__ __forceinline__ void put16(const bml_cuda_product &p, int row, int co
             uint4 v = transpose_quad(pack<T>(e[0], e[1]), pack<T>(e[4], e[5]), pack<T>(e[8], e[9]),
                                      pack<T>(e[12], e[13]));
             if (r < p.m && column + 8 * quad < p.n)
-                *(uint4 *)place16<T>(p, r, column + 8 * quad) = v;
+                *(uint4 *)place16<T, QKV>(p, r, column + 8 * quad, divisor) = v;
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 int c = column + i / 2 * 8 + 2 * quad + i % 2;
                 if (r < p.m && c < p.n)
-                    *place16<T>(p, r, c) = (T)e[i / 2 * 4 + i % 2];
+                    *place16<T, QKV>(p, r, c, divisor) = (T)e[i / 2 * 4 + i % 2];
             }
         }
     }
@@ -182,40 +194,75 @@ __device__ __forceinline__ void activate(float (&d)[16], bml_activation activati
     }
 }
 
+/* Any epilogue of a unit. */
+template <typename T, bool WIDE>
+__device__ __forceinline__ void finish_unit(const bml_cuda_product &p, int row, int column,
+                                            float (&d)[16])
+{
+    switch (p.epilogue) {
+    case BML_CUDA_STORE32:
+        put32<false, false>(p, row, column, d);
+        return;
+    case BML_CUDA_RESIDUAL:
+        put32<true, false>(p, row, column, d);
+        return;
+    case BML_CUDA_QKV:
+        put16<T, WIDE, true>(p, row, column, d, head_divisor(p));
+        return;
+    case BML_CUDA_ACTIVATION:
+        activate(d, p.activation);
+        break;
+    case BML_CUDA_STORE16:
+        break;
+    }
+    put16<T, WIDE, false>(p, row, column, d);
+}
+
 /*
  * The epilogue of a lane's sums, COUNT units of 16, each ROW_STEP and COLUMN_STEP after the one
- * before; those of UNITS, a bit each. The units are moved one by one to the same registers, so that
- * the code stands there once: unrolled, it would run once a tile and come from memory every time.
+ * before; those of UNITS, a bit each. What a pass often does stands there COUNT times, each short:
+ * such code runs once a tile, and may come from memory. For the rest the units are moved one by one
+ * to the same registers.
  */
 template <typename T, bool WIDE, int COUNT, int ROW_STEP, int COLUMN_STEP>
-__device__ __forceinline__ void finish(const bml_cuda_product &p, int row, int column,
-                                       const float *d, uint32_t units)
+__device__ __forceinline__ void finish(const bml_cuda_product &p, int row, int column, float *d,
+                                       uint32_t units)
 {
     bool pairs = !((p.n | p.out_pitch) & 1);
+    auto each = [&](auto unit) {
+#pragma unroll
+        for (int u = 0; u < COUNT; u++)
+            if (units >> u & 1)
+                unit(row + ROW_STEP * u, column + COLUMN_STEP * u, d + 16 * u);
+    };
+    if (p.epilogue == BML_CUDA_RESIDUAL && pairs) {
+        each([&](int r, int c, float *v) { put32<true, true>(p, r, c, v); });
+    } else if (p.epilogue == BML_CUDA_STORE32 && pairs) {
+        each([&](int r, int c, float *v) { put32<false, true>(p, r, c, v); });
+    } else if (WIDE && p.epilogue == BML_CUDA_STORE16) {
+        each([&](int r, int c, float *v) { put16<T, true, false>(p, r, c, v); });
+    } else if (WIDE && p.epilogue == BML_CUDA_QKV) {
+        uint32_t divisor = head_divisor(p);
+        each([&](int r, int c, float *v) { put16<T, true, true>(p, r, c, v, divisor); });
+    } else if (WIDE && p.epilogue == BML_CUDA_ACTIVATION && p.activation == BML_ACT_GELU_TANH) {
+        each([&](int r, int c, float *v) {
+#pragma unroll
+            for (int i = 0; i < 16; i += 2)
+                gelu_tanh(v[i], v[i + 1]);
+            put16<T, true, false>(p, r, c, v);
+        });
+    } else {
 #pragma unroll 1
-    for (int u = 0; u < COUNT; u++, row += ROW_STEP, column += COLUMN_STEP) {
-        float v[16];
-        if (!(units >> u & 1))
-            continue;
+        for (int u = 0; u < COUNT; u++) {
+            float v[16];
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            if (u == i)
+            for (int i = 0; i < COUNT; i++)
+                if (u == i)
 #pragma unroll
-                for (int j = 0; j < 16; j++)
-                    v[j] = d[16 * i + j];
-
-        if (p.epilogue == BML_CUDA_STORE32 && pairs)
-            put32<false, true>(p, row, column, v);
-        else if (p.epilogue == BML_CUDA_STORE32)
-            put32<false, false>(p, row, column, v);
-        else if (p.epilogue == BML_CUDA_RESIDUAL && pairs)
-            put32<true, true>(p, row, column, v);
-        else if (p.epilogue == BML_CUDA_RESIDUAL)
-            put32<true, false>(p, row, column, v);
-        else {
-            if (p.epilogue == BML_CUDA_ACTIVATION)
-                activate(v, p.activation);
-            put16<T, WIDE>(p, row, column, v);
+                    for (int j = 0; j < 16; j++)
+                        v[j] = d[16 * i + j];
+            if (units >> u & 1)
+                finish_unit<T, WIDE>(p, row + ROW_STEP * u, column + COLUMN_STEP * u, v);
         }
     }
 }

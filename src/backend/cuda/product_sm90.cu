@@ -13,8 +13,8 @@
 enum {
     ROWS = 128,    /* of a tile */
     DEPTH = 64,    /* of k in a slot of the ring: one swizzled 128-byte row */
-    CONSUMERS = 8, /* warps that multiply; one more loads */
-    THREADS = 32 * (CONSUMERS + 1),
+    CONSUMERS = 8, /* warps that multiply; of four more, which leave them registers, one loads */
+    THREADS = 32 * (CONSUMERS + 4),
     BAND = 16, /* tiles of rows that are gone through together, for the L2 cache */
     SHARED = 226 << 10,
     BOX = DEPTH * 128, /* bytes of 64 columns of n-major W */
@@ -76,6 +76,18 @@ static __device__ __forceinline__ void prefetch_w(const CUtensorMap *map, int co
 #pragma unroll
     for (int c = 0; c < COLUMNS; c += step)
         prefetch_box(map, OUT_IN ? k : column + c, (OUT_IN ? column : k) + first);
+}
+
+/* Brings a tile of the residual stream to the L2 cache while its sums are made. */
+template <int COLUMNS>
+static __device__ __forceinline__ void prefetch_rows(const bml_cuda_product &p, int row, int column)
+{
+#pragma unroll 1
+    for (int i = threadIdx.x; i < ROWS * (COLUMNS / 32); i += 32 * CONSUMERS) {
+        int r = row + i / (COLUMNS / 32), c = column + i % (COLUMNS / 32) * 32;
+        if (r < p.m && c < p.n)
+            prefetch_line((const float *)p.out + (size_t)r * p.out_pitch + c);
+    }
 }
 
 /*
@@ -161,8 +173,9 @@ __global__ __launch_bounds__(THREADS, 1) void product(const __grid_constant__ CU
     };
     ring_place at = {0, 0};
 
-    if (warp == CONSUMERS) {
-        if (lane == 0) {
+    if (warp >= CONSUMERS) {
+        registers_shrink<40>();
+        if (warp == CONSUMERS && lane == 0) {
             /* Weights are there: the first are loaded, and more fetched, before the wait for what
              * the kernel before makes of a. */
             int i = blockIdx.x / together, k = k_begin;
@@ -197,6 +210,7 @@ __global__ __launch_bounds__(THREADS, 1) void product(const __grid_constant__ CU
         if (SPLITS && split > 1)
             cluster_exchange();
     } else {
+        registers_grow<232>();
         int half = warp / 4, thread = threadIdx.x % 128;
         float d[COLUMNS / 2];
         auto release = [&](uint32_t slot) {
@@ -212,8 +226,10 @@ __global__ __launch_bounds__(THREADS, 1) void product(const __grid_constant__ CU
             if (biased)
                 for (int c = thread; c < COLUMNS; c += 128)
                     bias[c] = column + c < p.n ? __ldg(p.bias + column + c) : 0.f;
+            if (p.epilogue == BML_CUDA_RESIDUAL)
+                prefetch_rows<COLUMNS>(p, first_row(tile), column);
             uint32_t done = 0;
-#pragma unroll 1
+#pragma unroll(COLUMNS < 192 ? 4 : 1)
             for (int k = k_begin; k < k_end; k++, at.advance(slots)) {
                 uint32_t slot = base + at.slot * size::SLOT_BYTES;
                 uint64_t a = tile_descriptor(slot + half * (64 * DEPTH * 2));

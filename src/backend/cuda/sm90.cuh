@@ -156,6 +156,12 @@ __device__ __forceinline__ void load_box_multicast(uint32_t to, const CUtensorMa
                  : "memory");
 }
 
+/* Brings a line into the L2 cache. */
+__device__ __forceinline__ void prefetch_line(const void *address)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /* Brings a box into the L2 cache. */
 __device__ __forceinline__ void prefetch_box(const CUtensorMap *map, int x, int y)
 {
@@ -171,6 +177,17 @@ __device__ __forceinline__ void shared_written_fence()
 }
 
 /* ---- wgmma ---- */
+
+/* What the warps of a warpgroup hold of the block's registers. */
+template <int REGISTERS> __device__ __forceinline__ void registers_grow()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> __device__ __forceinline__ void registers_shrink()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
 
 __device__ __forceinline__ void wgmma_begin()
 {
