@@ -53,9 +53,8 @@ template <typename F> static double time_graph(int count, F launch)
 
 /* ---- products ---- */
 
-static const bml_cuda_tile tiles[] = {{64, 1, 1},  {64, 1, 2},  {96, 1, 1},  {128, 1, 1},
-                                      {128, 1, 2}, {128, 1, 4}, {192, 1, 1}, {192, 1, 2},
-                                      {256, 1, 1}, {256, 2, 1}};
+static const bml_cuda_tile tiles[] = {{64, 1},  {64, 2},  {96, 1},  {96, 2}, {128, 1},
+                                      {128, 2}, {128, 4}, {192, 1}, {256, 1}};
 
 static void cublas_product(const bml_cuda_product &p, bool wide)
 {
@@ -99,9 +98,9 @@ static void bench_product(const char *name, int m, int n, int k, bml_cuda_epilog
             best = t, best_tile = &tile;
     }
     double ours = time_graph(count, [&](int i) { CHECK(bml_cuda_product16(at(i), stream)); });
-    printf(" | best %d/%d/%d %.1f us %.0f, chosen %.1f us %.0f = %.2f of cuBLAS\n",
-           best_tile->columns, best_tile->pair, best_tile->split, best * 1e6, flops / best * 1e-12,
-           ours * 1e6, flops / ours * 1e-12, peer / ours);
+    printf(" | best %d/%d %.1f us %.0f, chosen %.1f us %.0f = %.2f of cuBLAS\n", best_tile->columns,
+           best_tile->split, best * 1e6, flops / best * 1e-12, ours * 1e6, flops / ours * 1e-12,
+           peer / ours);
     fflush(stdout);
     void *device[] = {a, w, bias, out};
     for (void *buffer : device)
@@ -112,9 +111,9 @@ static void bench_products(int c, bool large)
 {
     printf("product  m      n     k | us and TFLOP/s; us of tiles");
     for (const bml_cuda_tile &tile : tiles)
-        printf(" %d/%d/%d", tile.columns, tile.pair, tile.split);
+        printf(" %d/%d", tile.columns, tile.split);
     printf("\n");
-    static const int sizes[] = {512, 1024, 8192, 65536};
+    static const int sizes[] = {1024, 8192, 65536};
     for (int m : sizes) {
         if (m > 8192 && !large)
             break;
@@ -122,7 +121,7 @@ static void bench_products(int c, bool large)
         bench_product("proj", m, c, c, BML_CUDA_RESIDUAL, false);
         bench_product("up", m, 4 * c, c, BML_CUDA_ACTIVATION, false);
         bench_product("down", m, c, 4 * c, BML_CUDA_RESIDUAL, false);
-        if (m >= 1024)
+        if (m <= 8192)
             bench_product("head", m, 50257, c, BML_CUDA_STORE32, true);
     }
     bench_product("head", 1, 50257, c, BML_CUDA_STORE32, true);
@@ -208,15 +207,15 @@ struct pass {
                        : bml_cuda_product_sm90(&p, tiles[tile], stream));
     }
 
-    void attention(int l, int groups)
+    void attention(int l, int variant)
     {
         bml_cuda_attention a = {};
         a.type = BML_BF16, a.q = q, a.q_pitch = c, a.out = merged, a.n_tokens = tokens;
         a.cache = {keys[l], values[l], sequences, heads, length, 64};
         a.tiles = query_tiles, a.n_tiles = n_tiles, a.scale = 0.125f;
-        CHECK(groups == 3   ? bml_cuda_attention_sm80(&a, stream)
-              : groups == 0 ? bml_cuda_attention16(&a, stream)
-                            : bml_cuda_attention_sm90(&a, groups, stream));
+        CHECK(variant == 0   ? bml_cuda_attention16(&a, stream)
+              : variant == 3 ? bml_cuda_attention_sm80(&a, stream)
+                             : bml_cuda_attention_sm90(&a, 64 * variant, stream));
     }
 
     void norm(const int32_t *rows, int n)
@@ -259,7 +258,7 @@ static void bench_pass(const char *name, int layers, int c, int sequences, int l
     int count = layers;
     double flops = 2.0 * sequences * length * (double)length * c;
     printf("  attention us (TFLOP/s):");
-    static const char *variants[] = {"chosen", "64 queries", "128 queries", "mma.sync"};
+    static const char *variants[] = {"chosen", "64 keys", "128 keys", "mma.sync"};
     for (int v = 0; v < 4; v++) {
         double a = time_graph(count, [&](int l) { p.attention(l, v); });
         printf(" %s %.1f (%.0f)", variants[v], a * 1e6, flops / a * 1e-12);

@@ -46,6 +46,7 @@ cudaError_t bml_cuda_attention16(const bml_cuda_attention *a, cudaStream_t strea
                 aligned(a->out) && aligned(a->cache.k) && aligned(a->cache.v);
     if (major != 9 || !fits)
         return bml_cuda_attention_sm80(a, stream);
-    /* Small blocks fill the chip sooner, large ones read keys and values less often. */
-    return bml_cuda_attention_sm90(a, a->n_tiles * a->cache.n_head < 2 * units ? 1 : 2, stream);
+    /* Few blocks end sooner with long steps; many fill the chip better with short ones. */
+    int blocks = 2 * a->n_tiles * a->cache.n_head;
+    return bml_cuda_attention_sm90(a, blocks <= 4 * units ? 128 : 64, stream);
 }

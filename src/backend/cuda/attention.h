@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-/* Head size 64, 16-byte aligned rows; compute capability 9.0. GROUPS (1, 2): 64-query groups that
- * one block takes. */
-cudaError_t bml_cuda_attention_sm90(const bml_cuda_attention *attention, int groups,
+/* Head size 64, 16-byte aligned rows; compute capability 9.0. KEYS (64, 128): how many a block
+ * takes at a time. */
+cudaError_t bml_cuda_attention_sm90(const bml_cuda_attention *attention, int keys,
                                     cudaStream_t stream);
 
 /* Head sizes up to 256; compute capability 8.0. */

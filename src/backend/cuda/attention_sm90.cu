@@ -1,8 +1,9 @@
 /*
- * Causal attention on Hopper for heads of 64: a block takes one or two groups of 64 queries of one
- * head, a warpgroup each, and goes through the keys before them from the last to the first, 128 at
- * a time, with a running maximum and sum. One warp loads. The scores of the next keys are made
- * while the values of the last are summed; both run while the exponentials are taken.
+ * Causal attention on Hopper for heads of 64: a block takes 64 queries of one head, and goes
+ * through the keys before them from the last to the first, 64 or 128 at a time, with a running
+ * maximum and sum. One warp loads, four multiply. The scores of the next keys are made while the
+ * values of the last are summed; both run while the exponentials of this block, or its neighbours,
+ * are taken.
  */
 #include "backend/cuda/attention.h"
 #include "backend/cuda/epilogue.cuh"
@@ -12,18 +13,10 @@
 
 enum {
     HEAD = 64,
-    GROUP = 64, /* queries of a warpgroup */
-    KEYS = 128,
+    GROUP = 64, /* queries of a block */
+    THREADS = 160,
     SLOTS = 2,
-    KEY_BYTES = KEYS * HEAD * 2,
 };
-
-static __device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /* The two rows a lane has part of: where they stand in the softmax. */
 struct running {
@@ -32,6 +25,7 @@ struct running {
 
 /* Scores to weights relative to the new maximum; KEEP: what the old sums are worth now. LIMIT: the
  * last key each row sees, relative to the first score. */
+template <int KEYS>
 static __device__ __forceinline__ void soften(float (&s)[KEYS / 2], running &r, float (&keep)[2],
                                               float scale, bool masked, const int (&limit)[2])
 {
@@ -65,14 +59,15 @@ static __device__ __forceinline__ void soften(float (&s)[KEYS / 2], running &r, 
     }
 }
 
-template <typename T, int GROUPS>
-__global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
+template <typename T, int KEYS>
+__global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ bml_cuda_attention a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    enum { KEY_BYTES = KEYS * HEAD * 2 };
     extern __shared__ char shared[];
-    uint32_t q = (shared_address(shared) + 1023) & ~1023u, k = q + GROUPS * GROUP * HEAD * 2;
+    uint32_t q = (shared_address(shared) + 1023) & ~1023u, k = q + GROUP * HEAD * 2;
     uint32_t v = k + SLOTS * KEY_BYTES, q_full = v + SLOTS * KEY_BYTES;
     uint32_t k_full = q_full + 8, v_full = k_full + 8 * SLOTS;
     uint32_t k_empty = v_full + 8 * SLOTS, v_empty = k_empty + 8 * SLOTS;
@@ -83,8 +78,8 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
         for (int i = 0; i < SLOTS; i++) {
             barrier_init(k_full + 8 * i, 1);
             barrier_init(v_full + 8 * i, 1);
-            barrier_init(k_empty + 8 * i, 4 * GROUPS);
-            barrier_init(v_empty + 8 * i, 4 * GROUPS);
+            barrier_init(k_empty + 8 * i, 4);
+            barrier_init(v_empty + 8 * i, 4);
         }
         barrier_init_fence();
     }
@@ -94,23 +89,20 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
 
     /* Blocks that start first see most keys: heads vary fastest, tiles come longest first. */
     int head = blockIdx.x % n_head, part = blockIdx.x / n_head;
-    bml_cuda_query_tile tile = a.tiles[GROUPS == 1 ? part / 2 : part];
-    if (GROUPS == 1) {
-        int skip = part % 2 ? 0 : GROUP;
-        tile.token += skip;
-        tile.position += skip;
-        tile.count -= skip;
-        if (tile.count <= 0)
-            return;
-        tile.count = min(tile.count, GROUP);
-    }
+    bml_cuda_query_tile tile = a.tiles[part / 2];
+    int skip = part % 2 ? 0 : GROUP;
+    tile.token += skip;
+    tile.position += skip;
+    tile.count = min(tile.count - skip, (int)GROUP);
+    if (tile.count <= 0)
+        return;
     int n_keys = tile.position + tile.count, last = (n_keys - 1) / KEYS;
 
-    if (warp == 4 * GROUPS) {
+    if (warp == 4) {
         if (lane == 0) {
             int line = tile.slot * n_head + head;
             ring_place at = {0, 0};
-            barrier_expect(q_full, GROUPS * GROUP * HEAD * 2);
+            barrier_expect(q_full, GROUP * HEAD * 2);
             load_box(q, &map_q, q_full, head * HEAD, tile.token);
             for (int j = last; j >= 0; j--, at.advance(SLOTS)) {
                 barrier_wait(k_empty + 8 * at.slot, at.parity ^ 1);
@@ -124,13 +116,12 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
         return;
     }
 
-    int group = warp / 4, row = group * GROUP + warp % 4 * 16 + lane / 4;
-    int first = tile.position + group * GROUP; /* the group's first query */
+    int row = warp * 16 + lane / 4;
     float scale = a.scale * 1.44269504f;
     float o[HEAD / 2] = {}, s[KEYS / 2], keep[2];
     running softmax = {{-INFINITY, -INFINITY}, {0, 0}};
     ring_place k_at = {0, 0}, v_at = {0, 0};
-    uint64_t q_rows = tile_descriptor(q + group * GROUP * HEAD * 2);
+    uint64_t q_rows = tile_descriptor(q);
 
     auto multiply_keys = [&]() {
         uint64_t keys = tile_descriptor(k + k_at.slot * KEY_BYTES);
@@ -143,7 +134,7 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
     };
     auto soften_block = [&](int j) {
         int limit[2] = {tile.position + row - j * KEYS, tile.position + row + 8 - j * KEYS};
-        soften(s, softmax, keep, scale, (j + 1) * KEYS > first + 1, limit);
+        soften<KEYS>(s, softmax, keep, scale, (j + 1) * KEYS > tile.position + 1, limit);
     };
     auto release = [&](uint32_t barriers, ring_place &at) {
         if (lane == 0)
@@ -156,8 +147,16 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
         for (int i = 0; i < KEYS / 4; i++)
             weights[i / 4][i % 4] = pack<T>(s[2 * i], s[2 * i + 1]);
     };
-    auto multiply_values = [&]() {
-        uint64_t values = tile_descriptor(v + v_at.slot * KEY_BYTES);
+    auto multiply_values = [&](int j) {
+        uint32_t at = v + v_at.slot * KEY_BYTES;
+        uint64_t values = tile_descriptor(at);
+        barrier_wait(v_full + 8 * v_at.slot, v_at.parity);
+        if (j == last && n_keys % KEYS) { /* a weight of 0 must meet a number */
+            for (int i = n_keys % KEYS * 8 + threadIdx.x; i < KEYS * 8; i += 128)
+                store_shared(at + 16 * i, 0.f, 0.f, 0.f, 0.f);
+            shared_written_fence();
+            barrier_sync(1, 128);
+        }
         wgmma_begin();
 #pragma unroll
         for (int i = 0; i < KEYS / 16; i++) /* 16 rows of 128 bytes */
@@ -171,18 +170,9 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
     release(k_empty, k_at);
     soften_block(last);
     pack_weights();
-    barrier_wait(v_full, 0);
-    if (n_keys % KEYS) { /* a weight of 0 must meet a number: no sequence wrote these */
-        for (int i = n_keys % KEYS * 8 + threadIdx.x % 128; i < KEYS * 8; i += 128)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + 16 * i), "r"(0)
-                         : "memory");
-        shared_written_fence();
-        barrier_sync(1 + group, 128);
-    }
     for (int j = last - 1; j >= 0; j--) {
         multiply_keys();
-        barrier_wait(v_full + 8 * v_at.slot, v_at.parity);
-        multiply_values();
+        multiply_values(j + 1);
         wgmma_wait<1>();
         release(k_empty, k_at);
         soften_block(j);
@@ -193,8 +183,7 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
             o[i] *= keep[i >> 1 & 1];
         pack_weights();
     }
-    barrier_wait(v_full + 8 * v_at.slot, v_at.parity);
-    multiply_values();
+    multiply_values(0);
     wgmma_wait<0>();
 
 #pragma unroll
@@ -217,7 +206,7 @@ __global__ __launch_bounds__(128 * GROUPS + 32, 3 - GROUPS) void attention(
 #endif
 }
 
-template <typename T, int GROUPS>
+template <typename T, int KEYS>
 static cudaError_t launch(const bml_cuda_attention *a, cudaStream_t stream)
 {
     const bml_cuda_cache16 *c = &a->cache;
@@ -226,24 +215,24 @@ static cudaError_t launch(const bml_cuda_attention *a, cudaStream_t stream)
     uint64_t pitch_q = (uint64_t)a->q_pitch;
     uint64_t size[] = {HEAD, (uint64_t)c->n_ctx, (uint64_t)c->n_slots * c->n_head};
     uint64_t pitch[] = {HEAD, HEAD * (uint64_t)c->n_ctx};
-    cudaError_t error =
-        bml_cuda_tensor_map(&map_q, a->type, a->q, 2, size_q, &pitch_q, GROUPS * GROUP);
+    cudaError_t error = bml_cuda_tensor_map(&map_q, a->type, a->q, 2, size_q, &pitch_q, GROUP);
     if (!error)
         error = bml_cuda_tensor_map(&map_k, a->type, c->k, 3, size, pitch, KEYS);
     if (!error)
         error = bml_cuda_tensor_map(&map_v, a->type, c->v, 3, size, pitch, KEYS);
     if (error)
         return error;
-    unsigned blocks = (unsigned)(a->n_tiles * (3 - GROUPS) * c->n_head);
-    size_t bytes = GROUPS * GROUP * HEAD * 2 + 2 * SLOTS * KEY_BYTES + 2048;
+    unsigned blocks = (unsigned)(a->n_tiles * 2 * c->n_head);
+    size_t bytes = GROUP * HEAD * 2 + 2 * SLOTS * KEYS * HEAD * 2 + 2048;
     void *arguments[] = {&map_q, &map_k, &map_v, (void *)a};
-    return bml_cuda_launch((const void *)attention<T, GROUPS>, dim3(blocks), 128 * GROUPS + 32, 1,
-                           bytes, arguments, stream);
+    return bml_cuda_launch((const void *)attention<T, KEYS>, dim3(blocks), THREADS, 1, bytes,
+                           arguments, stream);
 }
 
-cudaError_t bml_cuda_attention_sm90(const bml_cuda_attention *a, int groups, cudaStream_t stream)
+cudaError_t bml_cuda_attention_sm90(const bml_cuda_attention *a, int keys, cudaStream_t stream)
 {
     if (a->type == BML_F16)
-        return groups == 1 ? launch<__half, 1>(a, stream) : launch<__half, 2>(a, stream);
-    return groups == 1 ? launch<__nv_bfloat16, 1>(a, stream) : launch<__nv_bfloat16, 2>(a, stream);
+        return keys == 64 ? launch<__half, 64>(a, stream) : launch<__half, 128>(a, stream);
+    return keys == 64 ? launch<__nv_bfloat16, 64>(a, stream)
+                      : launch<__nv_bfloat16, 128>(a, stream);
 }

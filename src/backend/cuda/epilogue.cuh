@@ -40,104 +40,229 @@ __device__ __forceinline__ uint4 transpose_quad(uint32_t p0, uint32_t p1, uint32
     return make_uint4(p0, p1, p2, p3);
 }
 
-__device__ __forceinline__ float activate(float x, bml_activation activation)
+__device__ __forceinline__ float exp2_fast(float x)
 {
-    if (activation == BML_ACT_RELU)
-        return fmaxf(x, 0.f);
-    if (activation == BML_ACT_GELU_ERF)
-        return 0.5f * x * (1.f + erff(x * 0.70710678f));
-    /* x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)), which has no overflow: x / inf is 0 */
-    return __fdividef(x, 1.f + __expf(x * (-1.5957691f - 0.0713548f * x * x)));
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
-/* Where a 16-bit result goes; eight columns from a multiple of eight lie together. */
-template <typename T>
-__device__ __forceinline__ T *place16(const bml_cuda_product &p, int row, int column)
+__device__ __forceinline__ float reciprocal_fast(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)). Two divisions share a reciprocal; the bound keeps the
+ * product of their divisors finite, and is where the results have long become zero. */
+__device__ __forceinline__ void gelu_tanh(float &x, float &y)
+{
+    float a = x * (-2.3022082f - 0.1029432f * x * x), b = y * (-2.3022082f - 0.1029432f * y * y);
+    a = 1.f + exp2_fast(fminf(a, 60.f));
+    b = 1.f + exp2_fast(fminf(b, 60.f));
+    float both = reciprocal_fast(a * b);
+    x *= both * b;
+    y *= both * a;
+}
+
+/* To a lane's COUNT blocks of 16 rows and 8 columns; BIAS has that of the first, and N in all. */
+template <int COUNT> __device__ __forceinline__ void add_bias(float *d, const float *bias, int n)
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        int c = 8 * i + 2 * (threadIdx.x & 3);
+        float2 b = make_float2(0.f, 0.f);
+        if (c + 1 < n)
+            b = *(const float2 *)(bias + c);
+        else if (c < n)
+            b.x = bias[c];
+        d[4 * i] += b.x;
+        d[4 * i + 1] += b.y;
+        d[4 * i + 2] += b.x;
+        d[4 * i + 3] += b.y;
+    }
+}
+
+/* What a column is multiplied by to be divided by the head size, in the high half; exact below
+ * 2^32 / head size. */
+__device__ __forceinline__ uint32_t head_divisor(const bml_cuda_product &p)
+{
+    uint32_t divisor = 0xffffffffu / (uint32_t)max(p.cache.head_dim, 2) + 1;
+    asm volatile("" : "+r"(divisor)); /* made once, not wherever it is used */
+    return divisor;
+}
+
+/* Where a 16-bit result goes: to its row, or to queries, keys and values. A cache has fewer than
+ * 2^31 rows. */
+template <typename T, bool QKV>
+__device__ __forceinline__ T *place16(const bml_cuda_product &p, int row, int column,
+                                      uint32_t divisor)
 {
     const bml_cuda_cache16 &cache = p.cache;
     int width = cache.n_head * cache.head_dim;
-    if (p.epilogue != BML_CUDA_QKV || column < width)
+    if (!QKV || column < width)
         return (T *)p.out + (size_t)row * p.out_pitch + column;
     bool value = column >= 2 * width;
-    int c = column - (value ? 2 * width : width), head = c / cache.head_dim;
-    size_t line = ((size_t)p.slot[row] * cache.n_head + head) * cache.n_ctx + p.position[row];
-    return (T *)(value ? cache.v : cache.k) + line * cache.head_dim + (c - head * cache.head_dim);
+    int c = column - (value ? 2 * width : width);
+    int head = cache.head_dim > 1 ? (int)__umulhi((uint32_t)c, divisor) : c;
+    int line = __ldg(p.slot + row) * cache.n_head * cache.n_ctx + __ldg(p.position + row);
+    return (T *)(value ? cache.v : cache.k) + (size_t)(line + head * cache.n_ctx) * cache.head_dim +
+           (c - head * cache.head_dim);
 }
 
-/* Two neighbouring columns; pairs start at even columns. */
-__device__ __forceinline__ void put32(const bml_cuda_product &p, int row, int column, float2 v)
+/* A unit: 32 columns of this lane's rows ROW and ROW + 8. WIDE: eight columns of a 16-bit result
+ * from a multiple of eight lie together, 16-byte aligned. */
+template <typename T, bool WIDE, bool QKV>
+__device__ __forceinline__ void put16(const bml_cuda_product &p, int row, int column,
+                                      const float *d, uint32_t divisor = 0)
 {
-    float *to = (float *)p.out + (size_t)row * p.out_pitch + column;
-    bool residual = p.epilogue == BML_CUDA_RESIDUAL;
-    if (column + 1 < p.n && !(p.out_pitch & 1)) {
-        float2 *pair = (float2 *)to;
-#if __CUDA_ARCH__ >= 900
-        if (residual) /* the sum is made where the row lies: nothing waits for it */
-            atomicAdd(pair, v);
-        else
-            *pair = v;
-#else
-        *pair = residual ? make_float2(pair->x + v.x, pair->y + v.y) : v;
-#endif
-        return;
-    }
-    to[0] = residual ? to[0] + v.x : v.x;
-    if (column + 1 < p.n)
-        to[1] = residual ? to[1] + v.y : v.y;
-}
-
-__device__ __forceinline__ float2 bias_pair(const bml_cuda_product &p, int column)
-{
-    if (!p.bias || column >= p.n)
-        return make_float2(0.f, 0.f);
-    if (!(p.n & 1))
-        return __ldg((const float2 *)(p.bias + column));
-    return make_float2(p.bias[column], column + 1 < p.n ? p.bias[column + 1] : 0.f);
-}
-
-/* The epilogue of 32 columns from COLUMN, of this lane's rows ROW and ROW + 8. WIDE: n, pitch and
- * head size of a 16-bit output are multiples of eight. */
-template <typename T, bool WIDE>
-__device__ __forceinline__ void finish(const bml_cuda_product &p, int row, int column, float *d)
-{
-    int quad = threadIdx.x & 3, c = column + 2 * quad;
+    int quad = threadIdx.x & 3;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float2 bias = bias_pair(p, c + 8 * j);
-        d[4 * j] += bias.x;
-        d[4 * j + 1] += bias.y;
-        d[4 * j + 2] += bias.x;
-        d[4 * j + 3] += bias.y;
-    }
-    if (p.epilogue == BML_CUDA_STORE32 || p.epilogue == BML_CUDA_RESIDUAL) {
+    for (int h = 0; h < 2; h++) {
+        const float *e = d + 2 * h;
+        int r = row + 8 * h;
+        if constexpr (WIDE) {
+            uint4 v = transpose_quad(pack<T>(e[0], e[1]), pack<T>(e[4], e[5]), pack<T>(e[8], e[9]),
+                                     pack<T>(e[12], e[13]));
+            if (r < p.m && column + 8 * quad < p.n)
+                *(uint4 *)place16<T, QKV>(p, r, column + 8 * quad, divisor) = v;
+        } else {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int r = row + 8 * (i & 1), at = c + 8 * (i >> 1);
-            if (r < p.m && at < p.n)
-                put32(p, r, at, make_float2(d[2 * i], d[2 * i + 1]));
+            for (int i = 0; i < 8; i++) {
+                int c = column + i / 2 * 8 + 2 * quad + i % 2;
+                if (r < p.m && c < p.n)
+                    *place16<T, QKV>(p, r, c, divisor) = (T)e[i / 2 * 4 + i % 2];
+            }
         }
-        return;
     }
-    if (p.epilogue == BML_CUDA_ACTIVATION) {
+}
+
+/* The residual's sums are made where the rows lie: nothing waits for them. */
+__device__ __forceinline__ void put_sum(float *to, float v)
+{
+    atomicAdd(to, v);
+}
+
+__device__ __forceinline__ void put_sum(float2 *to, float2 v)
+{
+#if __CUDA_ARCH__ >= 900
+    atomicAdd(to, v);
+#else
+    atomicAdd(&to->x, v.x);
+    atomicAdd(&to->y, v.y);
+#endif
+}
+
+/* A unit in float32; PAIRS: n and pitch are even. */
+template <bool RESIDUAL, bool PAIRS>
+__device__ __forceinline__ void put32(const bml_cuda_product &p, int row, int column,
+                                      const float *d)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int r = row + 8 * (i & 1), c = column + i / 2 * 8 + 2 * (threadIdx.x & 3);
+        float *to = (float *)p.out + (size_t)r * p.out_pitch + c;
+        float2 v = make_float2(d[2 * i], d[2 * i + 1]);
+        bool first = r < p.m && c < p.n, second = r < p.m && c + 1 < p.n;
+        if (PAIRS && first)
+            RESIDUAL ? put_sum((float2 *)to, v) : (void)(*(float2 *)to = v);
+        if (!PAIRS && first)
+            RESIDUAL ? put_sum(to, v.x) : (void)(to[0] = v.x);
+        if (!PAIRS && second)
+            RESIDUAL ? put_sum(to + 1, v.y) : (void)(to[1] = v.y);
+    }
+}
+
+__device__ __forceinline__ void activate(float (&d)[16], bml_activation activation)
+{
+    switch (activation) {
+    case BML_ACT_GELU_TANH:
+#pragma unroll
+        for (int i = 0; i < 16; i += 2)
+            gelu_tanh(d[i], d[i + 1]);
+        return;
+    case BML_ACT_GELU_ERF:
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            d[i] = activate(d[i], p.activation);
+            d[i] = 0.5f * d[i] * (1.f + erff(d[i] * 0.70710678f));
+        return;
+    case BML_ACT_RELU:
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            d[i] = fmaxf(d[i], 0.f);
     }
-    if constexpr (WIDE) {
+}
+
+/* Any epilogue of a unit. */
+template <typename T, bool WIDE>
+__device__ __forceinline__ void finish_unit(const bml_cuda_product &p, int row, int column,
+                                            float (&d)[16])
+{
+    switch (p.epilogue) {
+    case BML_CUDA_STORE32:
+        put32<false, false>(p, row, column, d);
+        return;
+    case BML_CUDA_RESIDUAL:
+        put32<true, false>(p, row, column, d);
+        return;
+    case BML_CUDA_QKV:
+        put16<T, WIDE, true>(p, row, column, d, head_divisor(p));
+        return;
+    case BML_CUDA_ACTIVATION:
+        activate(d, p.activation);
+        break;
+    case BML_CUDA_STORE16:
+        break;
+    }
+    put16<T, WIDE, false>(p, row, column, d);
+}
+
+/*
+ * The epilogue of a lane's sums, COUNT units of 16, each ROW_STEP and COLUMN_STEP after the one
+ * before; those of UNITS, a bit each. What a pass often does stands there COUNT times, each short:
+ * such code runs once a tile, and may come from memory. For the rest the units are moved one by one
+ * to the same registers.
+ */
+template <typename T, bool WIDE, int COUNT, int ROW_STEP, int COLUMN_STEP>
+__device__ __forceinline__ void finish(const bml_cuda_product &p, int row, int column, float *d,
+                                       uint32_t units)
+{
+    bool pairs = !((p.n | p.out_pitch) & 1);
+    auto each = [&](auto unit) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float *e = d + 2 * h;
-            uint4 v = transpose_quad(pack<T>(e[0], e[1]), pack<T>(e[4], e[5]),
-                                     pack<T>(e[8], e[9]), pack<T>(e[12], e[13]));
-            if (row + 8 * h < p.m && column + 8 * quad < p.n)
-                *(uint4 *)place16<T>(p, row + 8 * h, column + 8 * quad) = v;
-        }
+        for (int u = 0; u < COUNT; u++)
+            if (units >> u & 1)
+                unit(row + ROW_STEP * u, column + COLUMN_STEP * u, d + 16 * u);
+    };
+    if (p.epilogue == BML_CUDA_RESIDUAL && pairs) {
+        each([&](int r, int c, float *v) { put32<true, true>(p, r, c, v); });
+    } else if (p.epilogue == BML_CUDA_STORE32 && pairs) {
+        each([&](int r, int c, float *v) { put32<false, true>(p, r, c, v); });
+    } else if (WIDE && p.epilogue == BML_CUDA_STORE16) {
+        each([&](int r, int c, float *v) { put16<T, true, false>(p, r, c, v); });
+    } else if (WIDE && p.epilogue == BML_CUDA_QKV) {
+        uint32_t divisor = head_divisor(p);
+        each([&](int r, int c, float *v) { put16<T, true, true>(p, r, c, v, divisor); });
+    } else if (WIDE && p.epilogue == BML_CUDA_ACTIVATION && p.activation == BML_ACT_GELU_TANH) {
+        each([&](int r, int c, float *v) {
+#pragma unroll
+            for (int i = 0; i < 16; i += 2)
+                gelu_tanh(v[i], v[i + 1]);
+            put16<T, true, false>(p, r, c, v);
+        });
     } else {
+#pragma unroll 1
+        for (int u = 0; u < COUNT; u++) {
+            float v[16];
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            int r = row + 8 * (i >> 1 & 1), at = c + 8 * (i >> 2) + (i & 1);
-            if (r < p.m && at < p.n)
-                *place16<T>(p, r, at) = (T)d[i];
+            for (int i = 0; i < COUNT; i++)
+                if (u == i)
+#pragma unroll
+                    for (int j = 0; j < 16; j++)
+                        v[j] = d[16 * i + j];
+            if (units >> u & 1)
+                finish_unit<T, WIDE>(p, row + ROW_STEP * u, column + COLUMN_STEP * u, v);
         }
     }
 }

@@ -10,10 +10,9 @@ static const struct candidate {
     bml_cuda_tile tile;
     int step, rest;
 } candidates[] = {
-    {{64, 1, 1}, 300, 2600},   {{64, 1, 2}, 300, 3800},  {{96, 1, 1}, 400, 2800},
-    {{128, 1, 1}, 530, 3000},  {{128, 1, 2}, 530, 4300}, {{128, 1, 4}, 530, 5000},
-    {{192, 1, 1}, 790, 3500},  {{192, 1, 2}, 790, 4800}, {{256, 1, 1}, 1150, 4000},
-    {{256, 2, 1}, 1060, 4000},
+    {{64, 1}, 320, 7500},   {{64, 2}, 320, 9500},  {{96, 1}, 420, 8000},
+    {{96, 2}, 420, 10000},  {{128, 1}, 560, 8500}, {{128, 2}, 560, 11000},
+    {{128, 4}, 560, 12000}, {{192, 1}, 800, 8500}, {{256, 1}, 1080, 9500},
 };
 
 static int ceil_div(int a, int b)
@@ -26,10 +25,13 @@ static bml_cuda_tile choose_tile(int m, int n, int k, int units)
     bml_cuda_tile best = {};
     double least = 0;
     for (const candidate &c : candidates) {
-        double blocks = (double)ceil_div(m, 128 * c.tile.pair) * c.tile.pair *
-                        ceil_div(n, c.tile.columns) * c.tile.split;
+        int pair = c.tile.columns >= 192 ? 2 : 1;
+        double blocks =
+            (double)ceil_div(m, 128 * pair) * pair * ceil_div(n, c.tile.columns) * c.tile.split;
         double rounds = (double)(long)((blocks + units - 1) / units);
         double time = rounds * (ceil_div(ceil_div(k, 64), c.tile.split) * c.step + c.rest);
+        if (ceil_div(k, 64) < c.tile.split)
+            continue;
         if (!best.columns || time < least) {
             best = c.tile;
             least = time;

@@ -8,11 +8,11 @@
 extern "C" {
 #endif
 
-/* How the wgmma product is cut: tiles of 128 rows and COLUMNS columns (64, 96, 128, 192, 256); PAIR
- * (1, 2): blocks that share each tile of W, with 256 columns; SPLIT: blocks that share a tile's sum
- * over k, with pair 1. */
+/* How the wgmma product is cut: tiles of 128 rows and COLUMNS columns (64, 96, 128, 192, 256);
+ * SPLIT: blocks that share a tile's sum over k (up to 128 columns; at most 8, and at most one for
+ * each 64 of k). */
 typedef struct bml_cuda_tile {
-    int columns, pair, split;
+    int columns, split;
 } bml_cuda_tile;
 
 /* wgmma and the copy engine: 16-byte rows, 16-byte aligned; compute capability 9.0. */

@@ -96,9 +96,11 @@ __global__ __launch_bounds__(THREADS) void product(const __grid_constant__ bml_c
             }
         }
     }
+    if (p.bias)
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        finish<T, false>(p, row + warp_row + 16 * i + lane / 4, column + warp_column, d[i]);
+        for (int i = 0; i < 4; i++)
+            add_bias<4>(d[i], p.bias + column + warp_column, p.n - column - warp_column);
+    finish<T, false, 4, 16, 0>(p, row + warp_row + lane / 4, column + warp_column, d[0], ~0u);
 }
 
 cudaError_t bml_cuda_product_sm80(const bml_cuda_product *p, cudaStream_t stream)

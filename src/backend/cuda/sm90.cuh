@@ -42,12 +42,11 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 /* Arrives at the barrier in the same place of block RANK of the cluster. */
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank)
 {
-    asm volatile(
-        "{\n.reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
 }
 
 /* Waits for the end of the phase of this parity. */
@@ -55,7 +54,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\n"
                  "again:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
@@ -84,23 +83,36 @@ __device__ __forceinline__ uint32_t cluster_rank()
     return rank;
 }
 
-__device__ __forceinline__ void cluster_sync()
+/* All threads of the cluster come here before any leaves. */
+__device__ __forceinline__ void cluster_meet()
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
-__device__ __forceinline__ float load_cluster(uint32_t address, uint32_t rank)
+/* The same, and what they wrote to shared memory before can be read after. */
+__device__ __forceinline__ void cluster_exchange()
 {
-    float value;
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/* What block RANK of the cluster has at an address of this block's. */
+__device__ __forceinline__ float4 load_cluster(uint32_t address, uint32_t rank)
+{
+    float4 v;
     asm volatile("{\n.reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %1, %2;\n"
-                 "ld.shared::cluster.f32 %0, [remote];\n}"
-                 : "=f"(value)
+                 "mapa.shared::cluster.u32 remote, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                  : "r"(address), "r"(rank)
                  : "memory");
-    return value;
+    return v;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, float x, float y, float z, float w)
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z),
+                 "f"(w)
+                 : "memory");
 }
 
 /* Waits for THREADS threads of the block, whole warps, at hardware barrier ID. */
@@ -144,6 +156,20 @@ __device__ __forceinline__ void load_box_multicast(uint32_t to, const CUtensorMa
                  : "memory");
 }
 
+/* Brings a line into the L2 cache. */
+__device__ __forceinline__ void prefetch_line(const void *address)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+/* Brings a box into the L2 cache. */
+__device__ __forceinline__ void prefetch_box(const CUtensorMap *map, int x, int y)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
+                 "r"(y)
+                 : "memory");
+}
+
 /* Makes a thread's own writes to shared memory visible to wgmma. */
 __device__ __forceinline__ void shared_written_fence()
 {
@@ -152,6 +178,7 @@ __device__ __forceinline__ void shared_written_fence()
 
 /* ---- wgmma ---- */
 
+/* What the warps of a warpgroup hold of the block's registers. */
 template <int REGISTERS> __device__ __forceinline__ void registers_grow()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -208,7 +235,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t b
 #define SUMS96(i) SUMS64(i), SUMS32(i + 64)
 #define SUMS128(i) SUMS64(i), SUMS64(i + 64)
 
-/* From here, R is the number of accumulators, A, B and S the operands after them. */
+/* R is the number of accumulators; A, B, S and TRANS are the operands after them. */
 #define WGMMA(N, R, TYPE, A, B, S, TRANS)                                                          \
     asm volatile("{\n.reg .pred sum;\n"                                                            \
                  "setp.ne.b32 sum, %" #S ", 0;\n"                                                  \
