@@ -12,9 +12,9 @@ void KERNEL(softmax_row)(float *x, size_t n)
     vf max_lanes = minus_inf;
     for (i = 0; i < full; i += VL)
         max_lanes = vf_max(vf_load(x + i), max_lanes);
+    if (tail)
+        max_lanes = vf_max(vf_first_n(vf_load_n(x + i, tail), tail, -INFINITY), max_lanes);
     float max = vf_hmax(max_lanes);
-    for (; i < n; i++)
-        max = x[i] > max ? x[i] : max;
     if (max == -INFINITY) { /* nothing to attend to: zeros, but a NaN is not hidden */
         for (i = 0; i < n; i++)
             x[i] = isnan(x[i]) ? x[i] : 0;
@@ -28,8 +28,9 @@ void KERNEL(softmax_row)(float *x, size_t n)
         vf_store(x + i, e);
     }
     if (tail) {
-        vf_store_n(x + i, vf_exp(vf_load_n(x + i, tail) - m), tail);
-        sum_lanes += vf_load_n(x + i, tail);
+        vf e = vf_first_n(vf_exp(vf_load_n(x + i, tail) - m), tail, 0);
+        sum_lanes += e;
+        vf_store_n(x + i, e, tail);
     }
 
     vf scale = vf_set1(1 / vf_sum(sum_lanes));

@@ -149,12 +149,37 @@ static inline vf vf_select(vi mask, vf a, vf b)
 /* Of a NaN in b the result is b, of a NaN in a also b. */
 static inline vf vf_max(vf a, vf b)
 {
+#if VL == 16
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VL == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
     return vf_select(a > b, a, b);
+#endif
 }
 
 static inline vf vf_min(vf a, vf b)
 {
+#if VL == 16
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif VL == 8
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
     return vf_select(a < b, a, b);
+#endif
+}
+
+/* v in the first n lanes, FILL in the others. */
+static inline vf vf_first_n(vf v, int n, float fill)
+{
+#if VL == 16
+    return (vf)_mm512_mask_mov_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), (__m512)v);
+#else
+    vi lane;
+    for (int i = 0; i < VL; i++)
+        lane[i] = i;
+    return vf_select(lane < n, v, vf_set1(fill));
+#endif
 }
 
 static inline vf vf_abs(vf v)
@@ -165,12 +190,20 @@ static inline vf vf_abs(vf v)
 /* Halves are added to halves, so that the order is the same everywhere and the tree is shallow. */
 static inline float vf_sum(vf v)
 {
+#if VL == 16
+    __m256 eight =
+        _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(two) + _mm_cvtss_f32(_mm_movehdup_ps(two));
+#else
     float lane[VL];
     vf_store(lane, v);
     for (int width = VL / 2; width; width /= 2)
         for (int i = 0; i < width; i++)
             lane[i] += lane[i + width];
     return lane[0];
+#endif
 }
 
 /*
