@@ -160,8 +160,8 @@ cudaError_t bml_cuda_attention_decode(const bml_cuda_attention *a, const int32_t
                                       const int32_t *position, int n_multiprocessors, bool clusters,
                                       cudaStream_t stream)
 {
-    /* Enough blocks that every multiprocessor has a few. */
-    int n_splits = 1, wanted = 4 * n_multiprocessors;
+    /* Enough blocks that every multiprocessor has two. */
+    int n_splits = 1, wanted = 2 * n_multiprocessors;
     while (clusters && n_splits < 8 && a->n_tokens * a->cache.n_head * n_splits < wanted)
         n_splits *= 2;
     const void *kernel = a->type == BML_BF16       ? a->cache.head_dim == 64

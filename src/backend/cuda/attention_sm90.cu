@@ -60,7 +60,7 @@ static __device__ __forceinline__ void soften(float (&s)[KEYS / 2], running &r, 
 }
 
 template <typename T, int KEYS>
-__global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
+static __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ bml_cuda_attention a)
 {

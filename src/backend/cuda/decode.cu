@@ -49,12 +49,6 @@ __device__ static void wait_for_warps(void)
 
 /* ---- the share of a block -------------------------------------------------------------------- */
 
-/* Where the replica of the exchange lies that this block reads. */
-__device__ static int own_replica(const arguments &p)
-{
-    return (int)(blockIdx.x % REPLICAS) * p.out.replica;
-}
-
 struct range {
     int begin, n;
 
@@ -525,7 +519,7 @@ __device__ static void attend(ring &r, const arguments &p, const shared &s, cons
         float *to = p.out.heads + (keys.head * p.n_splits + keys.split) * (d + 4);
         /* d: the sum; d + 2 and d + 3 only fill up */
         if (i < d + 4)
-            put_all(to + i, p.out.replica, i == d + 1 ? top : total, tag);
+            put(to + i, i == d + 1 ? top : total, tag);
     }
 }
 
@@ -533,14 +527,9 @@ __device__ static void attend(ring &r, const arguments &p, const shared &s, cons
 template <bml_weight_format F>
 __device__ static void keep_heads(const arguments &p, const shared &s, uint32_t tag)
 {
-    int d = p.head_dim, pitch = d + 4, n = p.n_head * p.n_splits * pitch;
-    int i = threadIdx.x;
-    float4 words[QUADS];
-    get_all<QUADS>(words, p.out.heads + own_replica(p), n / 4, i, COMPUTE, tag);
-#pragma unroll
-    for (int j = 0; j < QUADS; j++)
-        if (i + j * COMPUTE < n / 4)
-            ((float4 *)s.heads)[i + j * COMPUTE] = words[j];
+    int d = p.head_dim, pitch = d + 4, n = p.n_head * p.n_splits * pitch, i = threadIdx.x;
+    use_all<QUADS>(p.out.heads, n / 4, i, COMPUTE, tag,
+                   [&](int at, float4 v) { ((float4 *)s.heads)[at] = v; });
     wait_for_warps();
     if (4 * i < p.n_embd) {
         int head = 4 * i >> (p.lanes_log2 + 3);
@@ -569,13 +558,8 @@ __device__ static void keep_heads(const arguments &p, const shared &s, uint32_t 
 template <bml_weight_format F>
 __device__ static void keep_hidden(const arguments &p, const shared &s, uint32_t tag)
 {
-    int i = threadIdx.x, n = p.n_inner / 4;
-    float4 words[QUADS];
-    get_all<QUADS>(words, p.out.hidden + own_replica(p), n, i, COMPUTE, tag);
-#pragma unroll
-    for (int j = 0; j < QUADS; j++)
-        if (i + j * COMPUTE < n)
-            dot_format<F>::keep(s.a, i + j * COMPUTE, words[j]);
+    use_all<QUADS>(p.out.hidden, p.n_inner / 4, threadIdx.x, COMPUTE, tag,
+                   [&](int at, float4 v) { dot_format<F>::keep(s.a, at, v); });
     wait_for_warps();
 }
 
@@ -649,7 +633,7 @@ __device__ static void compute(ring &r, const arguments &p, const shared &s)
         int index = step / N_MATRICES, m = step % N_MATRICES;
         if (m == QKV || m == EXPAND) {
             if (step && has_x)
-                x = get(p.out.x[m == QKV] + own_replica(p) + 4 * i, tag);
+                x = get(p.out.x[m == QKV] + 4 * i, tag);
             keep_norm<F>(p, s, x, norm);
             if (index == p.n_layer)
                 break;
@@ -676,7 +660,7 @@ __device__ static void compute(ring &r, const arguments &p, const shared &s)
                             y = activate(y, p.activation);
                         else if (m != QKV)
                             y = own_x += y;
-                        put_all(to + i, p.out.replica, y, tag);
+                        put(to + i, y, tag);
                     });
     }
     if (!p.want_row)

@@ -50,10 +50,9 @@ struct product {
     int rows_at_once;       /* rows whose units are worked on together: whole tiles */
 };
 
-/* Device memory through which blocks talk, REPLICAS times, each REPLICA words long. */
+/* Device memory through which blocks talk. */
 struct exchange {
     float *qkv, *heads, *x[2], *hidden, *best;
-    int replica;
 };
 
 struct arguments {

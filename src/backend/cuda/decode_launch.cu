@@ -137,9 +137,7 @@ static cudaError_t exchange_new(bml_cuda_decoder *d, const bml_hf_config *c)
     size_t e = (size_t)c->n_embd, head_dim = e / (size_t)c->n_head;
     size_t heads = (size_t)c->n_head * MAX_SPLITS * (head_dim + 4);
     size_t words = 5 * e + heads + (size_t)c->n_inner + (size_t)d->n_blocks * RECORD;
-    words = (words + 31) / 32 * 32;
-    d->out.replica = (int)words;
-    d->exchange_bytes = REPLICAS * words * sizeof(float);
+    d->exchange_bytes = words * sizeof(float);
     cudaError_t error = cudaMalloc((void **)&d->out.qkv, d->exchange_bytes);
     d->out.heads = d->out.qkv + 3 * e;
     d->out.x[0] = d->out.heads + heads;

@@ -13,7 +13,7 @@ static __device__ __forceinline__ float warp_sum(float x)
 
 /* The row is held in registers, VECTORS times four a lane; 0: it is read again for each pass. */
 template <typename T, int VECTORS>
-__global__ __launch_bounds__(32 * WARPS) void norm(T *out, const float *x, const int32_t *row,
+static __global__ __launch_bounds__(32 * WARPS) void norm(T *out, const float *x, const int32_t *row,
                                                    const float *weight, const float *bias,
                                                    int n_rows, int n, float epsilon)
 {

@@ -128,7 +128,7 @@ static __device__ __forceinline__ uint32_t meet(float (&d)[COLUMNS / 2], uint32_
 }
 
 template <typename T, bool OUT_IN, int COLUMNS>
-__global__ __launch_bounds__(THREADS, 1) void product(const __grid_constant__ CUtensorMap map_a,
+static __global__ __launch_bounds__(THREADS, 1) void product(const __grid_constant__ CUtensorMap map_a,
                                                       const __grid_constant__ CUtensorMap map_w,
                                                       const __grid_constant__ bml_cuda_product p,
                                                       int split)

@@ -14,9 +14,6 @@
 /* After this many looks, some seconds, what is waited for will not come: the launch fails. */
 enum { POLL_LIMIT = 1 << 24 };
 
-/* Copies of what all blocks read, so that not all of them ask for the same lines at once. */
-enum { REPLICAS = 8 };
-
 __device__ static inline float tagged(float x, uint32_t tag)
 {
     return __uint_as_float((__float_as_uint(x) & ~1u) | tag);
@@ -31,14 +28,6 @@ __device__ static inline void put_word(float *to, float x)
 __device__ static inline void put(float *to, float x, uint32_t tag)
 {
     put_word(to, tagged(x, tag));
-}
-
-/* To every replica, STRIDE words apart. */
-__device__ static inline void put_all(float *to, int stride, float x, uint32_t tag)
-{
-#pragma unroll
-    for (int i = 0; i < REPLICAS; i++)
-        put(to + i * stride, x, tag);
 }
 
 __device__ static inline uint4 load_words(const float *from)
@@ -73,8 +62,8 @@ __device__ static inline float4 get(const float *from, uint32_t tag)
     }
 }
 
-/* The same for FROM's quads i, i + step, ... below n: N of them at most, looked at together. Where
- * there is none, the last one is looked at again: no branch keeps a load waiting. */
+/* The same for FROM's quads i, i + step, ... below n, of which i is one: N of them at most, looked
+ * at together. Where there is none quad i is looked at again: no branch keeps a load waiting. */
 template <int N>
 __device__ static void get_all(float4 v[N], const float *from, int n, int i, int step, uint32_t tag)
 {
@@ -85,7 +74,7 @@ __device__ static void get_all(float4 v[N], const float *from, int n, int i, int
         uint4 words[N];
 #pragma unroll
         for (int j = 0; j < N; j++)
-            words[j] = load_words(from + 4 * min(i + j * step, n - 1));
+            words[j] = load_words(from + 4 * (i + j * step < n ? i + j * step : i));
 #pragma unroll
         for (int j = 0; j < N; j++) {
             all &= carry(words[j], tag);
@@ -94,6 +83,29 @@ __device__ static void get_all(float4 v[N], const float *from, int n, int i, int
         if (looks++ == POLL_LIMIT)
             __trap();
     } while (!all);
+}
+
+/* Calls USE(index, quad) for each of them, N at most, N a multiple of 2. */
+template <int N, class Use>
+__device__ static void use_all(const float *from, int n, int i, int step, uint32_t tag, Use use)
+{
+    if (i < n && n <= step) {
+        use(i, get(from + 4 * i, tag));
+    } else if (i < n && n <= 2 * step) {
+        float4 v[2];
+        get_all<2>(v, from, n, i, step, tag);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (i + j * step < n)
+                use(i + j * step, v[j]);
+    } else if (i < n) {
+        float4 v[N];
+        get_all<N>(v, from, n, i, step, tag);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (i + j * step < n)
+                use(i + j * step, v[j]);
+    }
 }
 
 #endif
