@@ -60,7 +60,7 @@ static __device__ __forceinline__ void soften(float (&s)[KEYS / 2], running &r, 
 }
 
 template <typename T, int KEYS>
-__global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
+static __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ bml_cuda_attention a)
 {
@@ -167,6 +167,7 @@ __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     barrier_wait(q_full, 0);
     multiply_keys();
     wgmma_wait<0>();
+    sums_ready(s);
     release(k_empty, k_at);
     soften_block(last);
     pack_weights();
@@ -174,9 +175,11 @@ __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
         multiply_keys();
         multiply_values(j + 1);
         wgmma_wait<1>();
+        sums_ready(s);
         release(k_empty, k_at);
         soften_block(j);
         wgmma_wait<0>();
+        sums_ready(o);
         release(v_empty, v_at);
 #pragma unroll
         for (int i = 0; i < HEAD / 2; i++)
@@ -185,6 +188,7 @@ __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     }
     multiply_values(0);
     wgmma_wait<0>();
+    sums_ready(o);
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
