@@ -207,6 +207,8 @@ static __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
                 *(uint4 *)(out + 32 * i + 8 * (lane & 3)) = eight;
         }
     }
+#else
+    __trap(); /* this code was built for another chip */
 #endif
 }
 

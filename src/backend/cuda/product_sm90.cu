@@ -253,6 +253,8 @@ __launch_bounds__(THREADS, 1) void product(const __grid_constant__ CUtensorMap m
     /* No block leaves while another may still arrive at its barriers or read its sums. */
     if (PAIR * split > 1)
         cluster_meet();
+#else
+    __trap(); /* this code was built for another chip */
 #endif
 }
 
