@@ -40,7 +40,7 @@ cudaError_t bml_cuda_attention16(const bml_cuda_attention *a, cudaStream_t strea
         error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (!error)
         error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
-    if (error)
+    if (error || a->n_tiles == 0)
         return error;
     bool fits = a->cache.head_dim == 64 && a->q_pitch % 8 == 0 && aligned(a->q) &&
                 aligned(a->out) && aligned(a->cache.k) && aligned(a->cache.v);

@@ -24,8 +24,8 @@ static __device__ __forceinline__ void fill(T *to, const T *from, size_t pitch, 
 }
 
 template <typename T, int HEAD>
-static __global__ __launch_bounds__(THREADS) void attention(const __grid_constant__ bml_cuda_attention a,
-                                                     bool wide)
+static __global__
+__launch_bounds__(THREADS) void attention(const __grid_constant__ bml_cuda_attention a, bool wide)
 {
     enum { PITCH = HEAD + 8 };
     extern __shared__ __align__(16) char shared[];

@@ -167,6 +167,7 @@ static __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     barrier_wait(q_full, 0);
     multiply_keys();
     wgmma_wait<0>();
+    sums_ready(s);
     release(k_empty, k_at);
     soften_block(last);
     pack_weights();
@@ -174,9 +175,11 @@ static __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
         multiply_keys();
         multiply_values(j + 1);
         wgmma_wait<1>();
+        sums_ready(s);
         release(k_empty, k_at);
         soften_block(j);
         wgmma_wait<0>();
+        sums_ready(o);
         release(v_empty, v_at);
 #pragma unroll
         for (int i = 0; i < HEAD / 2; i++)
@@ -185,6 +188,7 @@ static __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
     }
     multiply_values(0);
     wgmma_wait<0>();
+    sums_ready(o);
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -203,6 +207,8 @@ static __global__ __launch_bounds__(THREADS, KEYS == 64 ? 3 : 2) void attention(
                 *(uint4 *)(out + 32 * i + 8 * (lane & 3)) = eight;
         }
     }
+#else
+    __trap(); /* this code was built for another chip */
 #endif
 }
 

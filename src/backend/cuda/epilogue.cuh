@@ -138,43 +138,58 @@ __device__ __forceinline__ void put16(const bml_cuda_product &p, int row, int co
     }
 }
 
-/* The residual's sums are made where the rows lie: nothing waits for them. */
-__device__ __forceinline__ void put_sum(float *to, float v)
-{
-    atomicAdd(to, v);
-}
-
-__device__ __forceinline__ void put_sum(float2 *to, float2 v)
-{
-#if __CUDA_ARCH__ >= 900
-    atomicAdd(to, v);
-#else
-    atomicAdd(&to->x, v.x);
-    atomicAdd(&to->y, v.y);
-#endif
-}
-
-/* A unit in float32; PAIRS: n and pitch are even. */
-template <bool RESIDUAL, bool PAIRS>
+/* A unit in float32. */
+template <bool RESIDUAL>
 __device__ __forceinline__ void put32(const bml_cuda_product &p, int row, int column,
                                       const float *d)
 {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int r = row + 8 * (i & 1), c = column + i / 2 * 8 + 2 * (threadIdx.x & 3);
+    for (int i = 0; i < 16; i++) {
+        int r = row + 8 * (i >> 1 & 1), c = column + i / 4 * 8 + 2 * (threadIdx.x & 3) + (i & 1);
         float *to = (float *)p.out + (size_t)r * p.out_pitch + c;
-        float2 v = make_float2(d[2 * i], d[2 * i + 1]);
-        bool first = r < p.m && c < p.n, second = r < p.m && c + 1 < p.n;
-        if (PAIRS && first)
-            RESIDUAL ? put_sum((float2 *)to, v) : (void)(*(float2 *)to = v);
-        if (!PAIRS && first)
-            RESIDUAL ? put_sum(to, v.x) : (void)(to[0] = v.x);
-        if (!PAIRS && second)
-            RESIDUAL ? put_sum(to + 1, v.y) : (void)(to[1] = v.y);
+        if (r < p.m && c < p.n)
+            *to = RESIDUAL ? *to + d[i] : d[i];
     }
 }
 
-__device__ __forceinline__ void activate(float (&d)[16], bml_activation activation)
+/* The residual's sums are made where the rows lie, if the chip can: nothing waits for them. */
+__device__ __forceinline__ void put_sum(float4 *to, float4 v)
+{
+#if __CUDA_ARCH__ >= 900
+    atomicAdd(to, v);
+#else
+    float4 x = *to;
+    *to = make_float4(x.x + v.x, x.y + v.y, x.z + v.z, x.w + v.w);
+#endif
+}
+
+/* The same where four columns from a multiple of four lie together, 16-byte aligned. Of two blocks,
+ * lanes with even numbers take the first and their neighbours the second. */
+template <bool RESIDUAL>
+__device__ __forceinline__ void put_fours(const bml_cuda_product &p, int row, int column,
+                                          const float *d)
+{
+    bool odd = threadIdx.x & 1;
+    int c = column + 2 * (threadIdx.x & 2) + (odd ? 8 : 0);
+    float own[16]; /* copies: a choice among wgmma's own registers would make it wait */
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        asm volatile("mov.f32 %0, %1;" : "=f"(own[i]) : "f"(d[i]));
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* pairs of blocks by rows */
+        int r = row + 8 * (i & 1), at = c + i / 2 * 16;
+        const float *first = own + i / 2 * 8 + 2 * (i & 1), *second = first + 4;
+        float x = __shfl_xor_sync(~0u, odd ? first[0] : second[0], 1);
+        float y = __shfl_xor_sync(~0u, odd ? first[1] : second[1], 1);
+        float4 v =
+            odd ? make_float4(x, y, second[0], second[1]) : make_float4(first[0], first[1], x, y);
+        float4 *to = (float4 *)((float *)p.out + (size_t)r * p.out_pitch + at);
+        if (r < p.m && at < p.n)
+            RESIDUAL ? put_sum(to, v) : (void)(*to = v);
+    }
+}
+
+__device__ __forceinline__ void activate(float *d, bml_activation activation)
 {
     switch (activation) {
     case BML_ACT_GELU_TANH:
@@ -197,14 +212,14 @@ __device__ __forceinline__ void activate(float (&d)[16], bml_activation activati
 /* Any epilogue of a unit. */
 template <typename T, bool WIDE>
 __device__ __forceinline__ void finish_unit(const bml_cuda_product &p, int row, int column,
-                                            float (&d)[16])
+                                            float *d)
 {
     switch (p.epilogue) {
     case BML_CUDA_STORE32:
-        put32<false, false>(p, row, column, d);
+        put32<false>(p, row, column, d);
         return;
     case BML_CUDA_RESIDUAL:
-        put32<true, false>(p, row, column, d);
+        put32<true>(p, row, column, d);
         return;
     case BML_CUDA_QKV:
         put16<T, WIDE, true>(p, row, column, d, head_divisor(p));
@@ -228,17 +243,17 @@ template <typename T, bool WIDE, int COUNT, int ROW_STEP, int COLUMN_STEP>
 __device__ __forceinline__ void finish(const bml_cuda_product &p, int row, int column, float *d,
                                        uint32_t units)
 {
-    bool pairs = !((p.n | p.out_pitch) & 1);
+    bool fours = ((uint32_t)(p.n | p.out_pitch) | (uint32_t)(uintptr_t)p.out / 4) % 4 == 0;
     auto each = [&](auto unit) {
 #pragma unroll
         for (int u = 0; u < COUNT; u++)
             if (units >> u & 1)
                 unit(row + ROW_STEP * u, column + COLUMN_STEP * u, d + 16 * u);
     };
-    if (p.epilogue == BML_CUDA_RESIDUAL && pairs) {
-        each([&](int r, int c, float *v) { put32<true, true>(p, r, c, v); });
-    } else if (p.epilogue == BML_CUDA_STORE32 && pairs) {
-        each([&](int r, int c, float *v) { put32<false, true>(p, r, c, v); });
+    if (p.epilogue == BML_CUDA_RESIDUAL && fours) {
+        each([&](int r, int c, float *v) { put_fours<true>(p, r, c, v); });
+    } else if (p.epilogue == BML_CUDA_STORE32 && fours) {
+        each([&](int r, int c, float *v) { put_fours<false>(p, r, c, v); });
     } else if (WIDE && p.epilogue == BML_CUDA_STORE16) {
         each([&](int r, int c, float *v) { put16<T, true, false>(p, r, c, v); });
     } else if (WIDE && p.epilogue == BML_CUDA_QKV) {
@@ -246,9 +261,7 @@ __device__ __forceinline__ void finish(const bml_cuda_product &p, int row, int c
         each([&](int r, int c, float *v) { put16<T, true, true>(p, r, c, v, divisor); });
     } else if (WIDE && p.epilogue == BML_CUDA_ACTIVATION && p.activation == BML_ACT_GELU_TANH) {
         each([&](int r, int c, float *v) {
-#pragma unroll
-            for (int i = 0; i < 16; i += 2)
-                gelu_tanh(v[i], v[i + 1]);
+            activate(v, BML_ACT_GELU_TANH);
             put16<T, true, false>(p, r, c, v);
         });
     } else {

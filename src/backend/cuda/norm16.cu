@@ -13,9 +13,10 @@ static __device__ __forceinline__ float warp_sum(float x)
 
 /* The row is held in registers, VECTORS times four a lane; 0: it is read again for each pass. */
 template <typename T, int VECTORS>
-static __global__ __launch_bounds__(32 * WARPS) void norm(T *out, const float *x, const int32_t *row,
-                                                   const float *weight, const float *bias,
-                                                   int n_rows, int n, float epsilon)
+static __global__ __launch_bounds__(32 * WARPS) void norm(T *out, const float *x,
+                                                          const int32_t *row, const float *weight,
+                                                          const float *bias, int n_rows, int n,
+                                                          float epsilon)
 {
     int r = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     allow_next();
@@ -81,6 +82,8 @@ cudaError_t bml_cuda_norm16(bml_dtype type, void *out, const float *x, const int
 {
     const void *kernel =
         type == BML_F16 ? kernel_for<__half>(n_embd) : kernel_for<__nv_bfloat16>(n_embd);
+    if (n_rows == 0)
+        return cudaSuccess;
     void *arguments[] = {&out, &x, &row, &weight, &bias, &n_rows, &n_embd, &epsilon};
     return bml_cuda_launch(kernel, dim3((unsigned)((n_rows + WARPS - 1) / WARPS)), 32 * WARPS, 1, 0,
                            arguments, stream);

@@ -9,6 +9,8 @@
  *
  * All pointers are device memory. Each call enqueues one kernel on STREAM, can be captured into a
  * graph, and returns what went wrong with the launch. Rows of a matrix are PITCH elements apart.
+ * Kernels of one stream overlap (launch.cuh): each waits for the one before, but loads weights
+ * without waiting, so these must not come from a kernel that may still run.
  */
 #ifndef BML_BACKEND_CUDA_PREFILL_H
 #define BML_BACKEND_CUDA_PREFILL_H
@@ -54,8 +56,8 @@ typedef struct bml_cuda_product {
     const int32_t *slot, *position; /* QKV: [m] */
 } bml_cuda_product;
 
-/* Any shape runs; wgmma takes those whose rows start at multiples of 16 bytes, on sm_90. A row's
- * result does not depend on the other rows, but its rounding does on how many there are. */
+/* Any shape runs; wgmma takes those whose rows start at multiples of 16 bytes, on sm_90. Runs give
+ * the same bits; a row's rounding can depend on how many rows there are, not on what they hold. */
 cudaError_t bml_cuda_product16(const bml_cuda_product *product, cudaStream_t stream);
 
 /* Up to 128 queries: tokens TOKEN .. TOKEN + COUNT - 1 of the batch, which lie in one slot at

@@ -1,18 +1,20 @@
 /*
  * Which product runs. The wgmma kernel's tile is the one whose time, by a model of what was
- * measured on an H200, is least: rounds of blocks, each a beginning and an end and its steps along
- * k.
+ * measured on an H200, is least: rounds of tiles, each so many steps along k and an end.
  */
 #include "backend/cuda/product.h"
 
-/* Cycles of a step of 64 along k, and of the rest of a tile: filling the ring, the epilogue. */
+#include <math.h>
+
+/* Nanoseconds of a step of 64 along k, and of a tile's end, where results are stored or added to
+ * what is there; a split's tiles each start anew. */
 static const struct candidate {
     bml_cuda_tile tile;
-    int step, rest;
+    int step, store, add;
 } candidates[] = {
-    {{64, 1}, 320, 7500},   {{64, 2}, 320, 9500},  {{96, 1}, 420, 8000},
-    {{96, 2}, 420, 10000},  {{128, 1}, 560, 8500}, {{128, 2}, 560, 11000},
-    {{128, 4}, 560, 12000}, {{192, 1}, 800, 8500}, {{256, 1}, 1080, 9500},
+    {{64, 1}, 230, 400, 800},    {{64, 2}, 230, 3300, 3700},  {{96, 1}, 290, 600, 1300},
+    {{96, 2}, 290, 5000, 6500},  {{128, 1}, 310, 900, 1800},  {{128, 2}, 310, 5500, 6500},
+    {{128, 4}, 310, 6000, 7000}, {{192, 1}, 440, 1500, 3500}, {{256, 1}, 575, 1500, 6500},
 };
 
 static int ceil_div(int a, int b)
@@ -20,24 +22,24 @@ static int ceil_div(int a, int b)
     return (a + b - 1) / b;
 }
 
-static bml_cuda_tile choose_tile(int m, int n, int k, int units)
+static bml_cuda_tile choose_tile(const bml_cuda_product *p, int units)
 {
-    bml_cuda_tile best = {};
+    const candidate *best = NULL;
     double least = 0;
+    int steps = ceil_div(p->k, 64);
     for (const candidate &c : candidates) {
-        int pair = c.tile.columns >= 192 ? 2 : 1;
-        double blocks =
-            (double)ceil_div(m, 128 * pair) * pair * ceil_div(n, c.tile.columns) * c.tile.split;
-        double rounds = (double)(long)((blocks + units - 1) / units);
-        double time = rounds * (ceil_div(ceil_div(k, 64), c.tile.split) * c.step + c.rest);
-        if (ceil_div(k, 64) < c.tile.split)
-            continue;
-        if (!best.columns || time < least) {
-            best = c.tile;
+        int pair = c.tile.columns >= 192 ? 2 : 1; /* rows come in pairs of tiles */
+        double blocks = (double)ceil_div(p->m, 128 * pair) * pair * ceil_div(p->n, c.tile.columns) *
+                        c.tile.split;
+        double rounds = ceil(blocks / units);
+        int end = p->epilogue == BML_CUDA_RESIDUAL ? c.add : c.store;
+        double time = rounds * (ceil_div(steps, c.tile.split) * c.step + end);
+        if (steps >= c.tile.split && (!best || time < least)) {
+            best = &c;
             least = time;
         }
     }
-    return best;
+    return best->tile;
 }
 
 static bool aligned(const void *p)
@@ -63,9 +65,9 @@ cudaError_t bml_cuda_product16(const bml_cuda_product *p, cudaStream_t stream)
         error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (!error)
         error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
-    if (error)
+    if (error || p->m == 0)
         return error;
     if (major != 9 || !fits_sm90(p))
         return bml_cuda_product_sm80(p, stream);
-    return bml_cuda_product_sm90(p, choose_tile(p->m, p->n, p->k, units), stream);
+    return bml_cuda_product_sm90(p, choose_tile(p, units), stream);
 }

@@ -45,8 +45,9 @@ template <typename T, int COLUMNS, int PITCH> struct carrier {
 };
 
 template <typename T, bool OUT_IN>
-static __global__ __launch_bounds__(THREADS) void product(const __grid_constant__ bml_cuda_product p,
-                                                   bool wide_a, bool wide_w)
+static __global__
+__launch_bounds__(THREADS) void product(const __grid_constant__ bml_cuda_product p, bool wide_a,
+                                        bool wide_w)
 {
     __shared__ __align__(16) T a_tile[2][TILE * SHORT], w_tile[2][BUFFER];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -66,18 +66,6 @@ static __device__ __forceinline__ void load_w(uint32_t to, const CUtensorMap *ma
     }
 }
 
-/* Brings to the L2 cache what load_w will load. */
-template <bool OUT_IN, int COLUMNS, int PAIR>
-static __device__ __forceinline__ void prefetch_w(const CUtensorMap *map, int column, int k,
-                                                  int rank)
-{
-    constexpr int lines = (OUT_IN ? COLUMNS : DEPTH) / PAIR, step = OUT_IN ? COLUMNS : 64;
-    int first = PAIR > 1 ? rank * lines : 0;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c += step)
-        prefetch_box(map, OUT_IN ? k : column + c, (OUT_IN ? column : k) + first);
-}
-
 /* Brings a tile of the residual stream to the L2 cache while its sums are made. */
 template <int COLUMNS>
 static __device__ __forceinline__ void prefetch_rows(const bml_cuda_product &p, int row, int column)
@@ -128,10 +116,10 @@ static __device__ __forceinline__ uint32_t meet(float (&d)[COLUMNS / 2], uint32_
 }
 
 template <typename T, bool OUT_IN, int COLUMNS>
-static __global__ __launch_bounds__(THREADS, 1) void product(const __grid_constant__ CUtensorMap map_a,
-                                                      const __grid_constant__ CUtensorMap map_w,
-                                                      const __grid_constant__ bml_cuda_product p,
-                                                      int split)
+static __global__
+__launch_bounds__(THREADS, 1) void product(const __grid_constant__ CUtensorMap map_a,
+                                           const __grid_constant__ CUtensorMap map_w,
+                                           const __grid_constant__ bml_cuda_product p, int split)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     using size = sizes<OUT_IN, COLUMNS>;
@@ -176,8 +164,7 @@ static __global__ __launch_bounds__(THREADS, 1) void product(const __grid_consta
     if (warp >= CONSUMERS) {
         registers_shrink<40>();
         if (warp == CONSUMERS && lane == 0) {
-            /* Weights are there: the first are loaded, and more fetched, before the wait for what
-             * the kernel before makes of a. */
+            /* Weights are there: the first are loaded before the wait for a. */
             int i = blockIdx.x / together, k = k_begin;
             tile_at tile(i, tiles_m, tiles_n);
             for (; k < k_end && k - k_begin < slots; k++) {
@@ -187,9 +174,6 @@ static __global__ __launch_bounds__(THREADS, 1) void product(const __grid_consta
                                               &map_w, full + 8 * slot, tile.n * COLUMNS, k * DEPTH,
                                               (int)rank);
             }
-            for (int later = k; later < k_end; later++)
-                prefetch_w<OUT_IN, COLUMNS, PAIR>(&map_w, tile.n * COLUMNS, later * DEPTH,
-                                                  (int)rank);
             await_previous();
             for (int early = k_begin; early < k; early++, at.advance(slots))
                 load_box(base + at.slot * size::SLOT_BYTES, &map_a, full + 8 * at.slot,
@@ -247,6 +231,7 @@ static __global__ __launch_bounds__(THREADS, 1) void product(const __grid_consta
                 done = empty + 8 * at.slot;
             }
             wgmma_wait<0>();
+            sums_ready(d);
             release(done);
 
             if (biased) {
@@ -268,6 +253,8 @@ static __global__ __launch_bounds__(THREADS, 1) void product(const __grid_consta
     /* No block leaves while another may still arrive at its barriers or read its sums. */
     if (PAIR * split > 1)
         cluster_meet();
+#else
+    __trap(); /* this code was built for another chip */
 #endif
 }
 

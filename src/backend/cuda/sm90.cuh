@@ -162,14 +162,6 @@ __device__ __forceinline__ void prefetch_line(const void *address)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/* Brings a box into the L2 cache. */
-__device__ __forceinline__ void prefetch_box(const CUtensorMap *map, int x, int y)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
-                 "r"(y)
-                 : "memory");
-}
-
 /* Makes a thread's own writes to shared memory visible to wgmma. */
 __device__ __forceinline__ void shared_written_fence()
 {
@@ -203,6 +195,15 @@ __device__ __forceinline__ void wgmma_commit()
 template <int PENDING> __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Keeps what reads the sums behind the wait before this, which the compiler does not see in them.
+ */
+template <int N> __device__ __forceinline__ void sums_ready(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
 }
 
 /*
