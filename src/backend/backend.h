@@ -77,6 +77,7 @@ typedef struct bml_activations {
     bml_buffer hidden;  /* [T, n_inner] */
     bml_buffer logits;  /* [R, vocab_size] */
     bml_buffer ids;     /* [R] int32 */
+    bml_buffer scores;  /* [R] bml_row_score */
 } bml_activations;
 
 /* The tokens of one pass. Arrays are the caller's and stay put until end() returns. */
@@ -84,8 +85,16 @@ typedef struct bml_batch {
     int n_tokens;
     const int32_t *token, *position, *slot; /* [n_tokens] */
     int n_rows;
-    const int32_t *row; /* [n_rows]: indices of the tokens that want logits, ascending */
+    const int32_t *row;    /* [n_rows]: indices of the tokens that want logits, ascending */
+    const int32_t *target; /* [n_rows]: the ids that score() is about; else NULL */
 } bml_batch;
+
+/* A row of logits seen from one target id. */
+typedef struct bml_row_score {
+    float max, target;    /* the largest logit, NaN if any is not finite; the target's */
+    int32_t rank;         /* 1 for the largest; of equal logits the lower id comes first */
+    double sum, weighted; /* over all ids: e^d and d e^d with d = logit - max */
+} bml_row_score;
 
 /* Keys and values of every layer: k[l] and v[l] are [n_slots, H, n_ctx, D] of dtype. */
 typedef struct bml_kv_cache {
@@ -196,6 +205,10 @@ typedef struct bml_backend {
      * is enqueued: there is no such pass for this model and batch. */
     bool (*forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                     bml_activations *activations, bml_kv_cache *cache, int n_valid);
+
+    /* scores[r] (bml_row_score) = the row logits[r] of n_cols seen from the batch's target[r]. */
+    void (*score)(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
+                  int n_cols);
 
     /* Measures read bandwidth and float32 peak with the queue's threads. */
     bml_status (*measure)(bml_queue *queue, bml_limits *limits, bml_error *err);

@@ -102,6 +102,7 @@ bml_status bml_activations_new(const bml_model *m, int n_tokens, int n_rows, bml
         {&a->branch, t, c},
         {&a->hidden, t, n_inner},
         {&a->ids, (size_t)n_rows, 1},
+        {&a->scores, (size_t)n_rows, sizeof(bml_row_score) / sizeof(float)},
         {&a->logits, (size_t)n_rows, (size_t)m->weights.config.vocab_size},
     };
     bml_status status = BML_OK;
@@ -119,8 +120,9 @@ bml_status bml_activations_new(const bml_model *m, int n_tokens, int n_rows, bml
 
 void bml_activations_free(const bml_model *m, bml_activations *a)
 {
-    bml_buffer *all[] = {&a->x,     &a->normed, &a->qkv,    &a->q,      &a->k,      &a->v,
-                         &a->heads, &a->merged, &a->branch, &a->hidden, &a->logits, &a->ids};
+    bml_buffer *all[] = {&a->x,      &a->normed, &a->qkv,    &a->q,      &a->k,
+                         &a->v,      &a->heads,  &a->merged, &a->branch, &a->hidden,
+                         &a->logits, &a->ids,    &a->scores};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         m->backend->buffer_free(m->device, all[i]);
 }

@@ -10,96 +10,80 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* exp(x) for x <= 0, in arithmetic that the compiler can vectorise: Cephes' polynomial, relative
- * error below 3e-7; 0 below -87. */
-static inline float exp_negative(float x)
-{
-    float clamped = x < -87.0f ? -87.0f : x;
-    float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounds to an integer */
-    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
-    float scale;
-    __builtin_memcpy(&scale, &bits, sizeof scale);
-    return x < -87.0f ? 0 : p * scale;
-}
+/* What scoring works in: a pass of tokens, and for each of its rows its target and what is found.
+ */
+typedef struct scorer {
+    bml_session *session;
+    bml_batch_token *batch; /* [chunk] */
+    int32_t *target;        /* [rows] */
+    bml_row_score *rows;    /* [rows] */
+    float *logits;          /* [rows, vocab_size]; NULL where the backend scores rows itself */
+} scorer;
 
-/* Log-probability, rank and entropy of TARGET under a row of logits. */
-static bml_status score_row(const float *logits, size_t n, int32_t target, size_t index,
-                            bml_token_score *score, bml_error *err)
+/* What a backend's score() does, the plain way. */
+static bml_row_score score_row(const float *logits, size_t n, int32_t target)
 {
-    enum { LANES = 16 };
-    float max = logits[0], check = 0;
-    int32_t rank = 1;
+    bml_row_score score = {.max = logits[0], .target = logits[target], .rank = 1};
+    float check = 0;
     for (size_t i = 0; i < n; i++) {
         check += logits[i] - logits[i]; /* stays 0 only if all are finite */
-        max = logits[i] > max ? logits[i] : max;
-        rank += logits[i] > logits[target] || (logits[i] == logits[target] && (int32_t)i < target);
+        score.max = logits[i] > score.max ? logits[i] : score.max;
+        score.rank +=
+            logits[i] > score.target || (logits[i] == score.target && (int32_t)i < target);
     }
     if (check != 0)
-        return bml_fail(err, BML_ERR_NUMERIC, "the logits that predict token %zu are not finite",
-                        index);
-    /* Partial sums of at most 1024 terms in float32, summed up in float64. */
-    double sum = 0, weighted = 0; /* of e^d and d e^d with d = logit - max */
-    for (size_t block = 0; block < n; block += LANES * 1024) {
-        float s[LANES] = {0}, w[LANES] = {0};
-        size_t end = n - block < LANES * 1024 ? n : block + LANES * 1024, i = block;
-        for (; i + LANES <= end; i += LANES)
-            for (size_t l = 0; l < LANES; l++) {
-                float d = logits[i + l] - max, e = exp_negative(d);
-                s[l] += e;
-                w[l] += d * e;
-            }
-        for (; i < end; i++) {
-            float d = logits[i] - max, e = exp_negative(d);
-            s[0] += e;
-            w[0] += d * e;
-        }
-        for (size_t l = 0; l < LANES; l++) {
-            sum += (double)s[l];
-            weighted += (double)w[l];
-        }
+        score.max = NAN;
+    for (size_t i = 0; i < n && check == 0; i++) {
+        double d = (double)logits[i] - (double)score.max;
+        score.sum += exp(d);
+        score.weighted += d * exp(d);
     }
-    *score = (bml_token_score){
-        .logprob = (double)logits[target] - (double)max - log(sum),
-        .entropy = log(sum) - weighted / sum,
-        .rank = rank,
-        .scored = true,
-    };
-    return BML_OK;
+    return score;
+}
+
+static bml_status score_pass(scorer *w, size_t n_tokens, size_t n_rows, bml_error *err)
+{
+    bml_session *s = w->session;
+    size_t vocab_size = (size_t)s->model->weights.config.vocab_size;
+    if (!w->logits)
+        return bml_session_eval_scores(s, w->batch, n_tokens, w->target, w->rows, err);
+    bml_status status = bml_session_eval(s, w->batch, n_tokens, w->logits, err);
+    for (size_t r = 0; r < n_rows && !status; r++)
+        w->rows[r] = score_row(w->logits + r * vocab_size, vocab_size, w->target[r]);
+    return status;
 }
 
 /* Scores ids[first..end) in the window ids[begin..end), piece by piece; first > begin. The
  * window's last token is scored and not fed. */
-static bml_status score_window(bml_session *s, const int32_t *ids, size_t begin, size_t end,
-                               size_t first, bml_token_score *scores, bml_batch_token *batch,
-                               float *logits, bml_error *err)
+static bml_status score_window(scorer *w, const int32_t *ids, size_t begin, size_t end,
+                               size_t first, bml_token_score *scores, bml_error *err)
 {
-    size_t vocab_size = (size_t)s->model->weights.config.vocab_size;
+    bml_session *s = w->session;
     bml_status status = bml_session_truncate(s, 0, 0, err);
     for (size_t at = begin; at + 1 < end && !status;) {
         /* Up to a full pass of tokens, or up to a buffer of rows. */
-        size_t n = 0, rows = 0;
+        size_t n = 0, rows = 0, to = at + 1 < first ? first : at + 1;
         for (; at + n + 1 < end && n < (size_t)s->chunk; n++) {
             bool wanted = at + n + 1 >= first;
             if (wanted && rows == (size_t)s->rows)
                 break;
-            rows += wanted;
-            batch[n] = (bml_batch_token){ids[at + n], 0, wanted};
+            if (wanted)
+                w->target[rows++] = ids[at + n + 1];
+            w->batch[n] = (bml_batch_token){ids[at + n], 0, wanted};
         }
-        status = bml_session_eval(s, batch, n, logits, err);
-        for (size_t i = 0, row = 0; i < n && !status; i++)
-            if (batch[i].want_logits) {
-                size_t target = at + i + 1;
-                status = score_row(logits + row++ * vocab_size, vocab_size, ids[target], target,
-                                   &scores[target], err);
-            }
+        status = score_pass(w, n, rows, err);
+        for (size_t r = 0; r < rows && !status; r++) {
+            const bml_row_score *row = &w->rows[r];
+            if (!isfinite(row->max))
+                return bml_fail(err, BML_ERR_NUMERIC,
+                                "the logits that predict token %zu are not finite", to + r);
+            scores[to + r] = (bml_token_score){
+                .logprob = (double)row->target - (double)row->max - log(row->sum),
+                .entropy = log(row->sum) - row->weighted / row->sum,
+                .rank = row->rank,
+                .scored = true,
+            };
+        }
         at += n;
     }
     return status;
@@ -125,27 +109,35 @@ bml_status bml_score(bml_session *s, const int32_t *ids, size_t n_ids, int strid
                      bool (*progress)(void *context, size_t done, size_t total), void *context,
                      bml_error *err)
 {
-    size_t capacity = (size_t)s->cache.n_ctx,
+    size_t capacity = (size_t)s->cache.n_ctx, rows = (size_t)s->rows,
            vocab_size = (size_t)s->model->weights.config.vocab_size;
     bml_status status = check(s, ids, n_ids, stride, err);
     if (status)
         return status;
     size_t step = stride ? (size_t)stride : capacity;
-    bml_batch_token *batch = bml_calloc((size_t)s->chunk, sizeof *batch);
-    float *logits = bml_calloc((size_t)s->rows * vocab_size, sizeof *logits);
-    if (!batch || !logits)
-        status = bml_fail_memory(err, (size_t)s->rows * vocab_size * sizeof *logits, "scoring");
+    bool plain = !s->model->backend->score;
+    scorer w = {
+        .session = s,
+        .batch = bml_calloc((size_t)s->chunk, sizeof *w.batch),
+        .target = bml_calloc(rows, sizeof *w.target),
+        .rows = bml_calloc(rows, sizeof *w.rows),
+        .logits = plain ? bml_calloc(rows * vocab_size, sizeof *w.logits) : NULL,
+    };
+    if (!w.batch || !w.target || !w.rows || (plain && !w.logits))
+        status = bml_fail_memory(err, rows * vocab_size * sizeof *w.logits, "scoring");
     size_t scored = 0;
     for (size_t begin = 0; scored < n_ids && !status; begin += step) {
         size_t end = n_ids - begin < capacity ? n_ids : begin + capacity;
         if (scored == begin)
             scores[scored++] = (bml_token_score){0};
-        status = score_window(s, ids, begin, end, scored, scores, batch, logits, err);
+        status = score_window(&w, ids, begin, end, scored, scores, err);
         scored = end;
         if (!status && progress && !progress(context, scored, n_ids))
             status = bml_fail(err, BML_ERR_STOPPED, "stopped by the caller");
     }
-    free(batch);
-    free(logits);
+    free(w.batch);
+    free(w.target);
+    free(w.rows);
+    free(w.logits);
     return status;
 }

@@ -209,68 +209,104 @@ static bml_batch next_pass(bml_session *s, const bml_batch_token *batch, size_t 
     return pass;
 }
 
-/* Runs a batch pass by pass; the rows of each go to LOGITS or, as argmax, to NEXT. */
-static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, float *logits,
-                      int32_t *next, bml_error *err)
+/* What is wanted of the rows of a batch: one of the three. */
+typedef struct wanted {
+    float *logits;
+    int32_t *next; /* their argmax */
+    const int32_t *target;
+    bml_row_score *scores; /* against TARGET */
+} wanted;
+
+/* Brings the rows of a pass, of which DONE came before, to where they are wanted. */
+static bml_status fetch_rows(bml_session *s, const bml_batch *pass, const wanted *w, size_t done,
+                             bml_error *err)
+{
+    const bml_backend *b = s->model->backend;
+    const bml_activations *a = &s->activations;
+    size_t n = (size_t)pass->n_rows, width = (size_t)s->model->weights.config.vocab_size;
+    if (n == 0)
+        return BML_OK;
+    if (w->scores)
+        return b->download(s->queue, w->scores + done, &a->scores, n * sizeof *w->scores, err);
+    if (!w->next)
+        return b->download(s->queue, w->logits + done * width, &a->logits,
+                           n * width * sizeof *w->logits, err);
+    bml_status status = b->download(s->queue, w->next + done, &a->ids, n * sizeof *w->next, err);
+    for (size_t r = 0; !status && r < n; r++)
+        if (w->next[done + r] < 0)
+            return bml_fail(err, BML_ERR_NUMERIC,
+                            "the logits at position %d of slot %d are not finite",
+                            (int)s->position[s->row[r]], (int)s->slot[s->row[r]]);
+    return status;
+}
+
+static bml_status run_pass(bml_session *s, const bml_batch *pass, const wanted *w, bml_error *err)
 {
     const bml_backend *b = s->model->backend;
     bml_activations *a = &s->activations;
-    size_t vocab_size = (size_t)s->model->weights.config.vocab_size;
+    int n_valid = w->next ? s->model->info.n_tokens : 0;
+    const bml_trace *trace = s->trace.on_kernel ? &s->trace : NULL;
+    bml_status status = b->begin(s->queue, pass, err);
+    if (status)
+        return status;
+    bool fused = b->forward && !s->kernel_by_kernel && !trace;
+    if (!fused || !b->forward(s->queue, &s->model->weights, pass, a, &s->cache, n_valid))
+        bml_forward(s->model, s->queue, pass, a, &s->cache, n_valid, trace);
+    if (w->scores && pass->n_rows)
+        b->score(s->queue, &a->scores, &a->logits, pass->n_rows,
+                 s->model->weights.config.vocab_size);
+    return b->end(s->queue, err);
+}
+
+/* Runs a batch pass by pass. */
+static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, const wanted *w,
+                      bml_error *err)
+{
     bml_status status = check_batch(s, batch, n, err);
     if (status)
         return status;
     memcpy(s->planned, s->length, (size_t)s->cache.n_slots * sizeof *s->planned);
     for (size_t done = 0, rows = 0; done < n;) {
         bml_batch pass = next_pass(s, batch + done, n - done);
-        status = b->begin(s->queue, &pass, err);
+        pass.target = w->target ? w->target + rows : NULL;
+        status = run_pass(s, &pass, w, err);
+        if (!status)
+            status = fetch_rows(s, &pass, w, rows, err);
         if (status)
             return status;
-        size_t n_rows = (size_t)pass.n_rows;
-        int n_valid = next ? s->model->info.n_tokens : 0;
-        const bml_trace *trace = s->trace.on_kernel ? &s->trace : NULL;
-        bool fused = b->forward && !s->kernel_by_kernel && !trace;
-        if (!fused || !b->forward(s->queue, &s->model->weights, &pass, a, &s->cache, n_valid))
-            bml_forward(s->model, s->queue, &pass, a, &s->cache, n_valid, trace);
-        status = b->end(s->queue, err);
-        if (!status && next && n_rows)
-            status = b->download(s->queue, next + rows, &a->ids, n_rows * sizeof *next, err);
-        else if (!status && n_rows)
-            status = b->download(s->queue, logits + rows * vocab_size, &a->logits,
-                                 n_rows * vocab_size * sizeof *logits, err);
-        if (status)
-            return status;
-        for (size_t r = 0; next && r < n_rows; r++)
-            if (next[rows + r] < 0)
-                return bml_fail(err, BML_ERR_NUMERIC,
-                                "the logits at position %d of slot %d are not finite",
-                                (int)s->position[s->row[r]], (int)s->slot[s->row[r]]);
         done += (size_t)pass.n_tokens;
-        rows += n_rows;
+        rows += (size_t)pass.n_rows;
     }
     memcpy(s->length, s->planned, (size_t)s->cache.n_slots * sizeof *s->length);
     return BML_OK;
 }
 
-static bml_status eval(bml_session *s, const bml_batch_token *batch, size_t n, float *logits,
-                       int32_t *next, bml_error *err)
+static bml_status eval(bml_session *s, const bml_batch_token *batch, size_t n, wanted w,
+                       bml_error *err)
 {
-    for (size_t i = 0; i < n && !logits && !next; i++)
+    for (size_t i = 0; i < n && !w.logits && !w.next && !w.scores; i++)
         if (batch[i].want_logits)
             return bml_fail(err, BML_ERR_ARGUMENT,
                             "token %zu of the batch wants logits and there is no room for them", i);
-    return run(s, batch, n, logits, next, err);
+    return run(s, batch, n, &w, err);
 }
 
 bml_status bml_session_eval(bml_session *s, const bml_batch_token *batch, size_t n, float *logits,
                             bml_error *err)
 {
-    return eval(s, batch, n, logits, NULL, err);
+    return eval(s, batch, n, (wanted){.logits = logits}, err);
 }
 
 bml_status bml_session_eval_argmax(bml_session *s, const bml_batch_token *batch, size_t n,
                                    int32_t *next, bml_error *err)
 {
-    return eval(s, batch, n, NULL, next, err);
+    return eval(s, batch, n, (wanted){.next = next}, err);
+}
+
+bml_status bml_session_eval_scores(bml_session *s, const bml_batch_token *batch, size_t n,
+                                   const int32_t *target, bml_row_score *scores, bml_error *err)
+{
+    return eval(s, batch, n, (wanted){.target = target, .scores = scores}, err);
 }
 
 void bml_session_trace(bml_session *s, bml_trace_fn *on_kernel, void *context)

@@ -18,4 +18,9 @@ struct bml_session {
     int32_t *token, *position, *slot, *row; /* [chunk]: the arrays of a pass */
 };
 
+/* As bml_session_eval, but instead of the rows of logits gives what score() of the backend, which
+ * must have it, says of each and its TARGET; both arrays have an element for each row. */
+bml_status bml_session_eval_scores(bml_session *session, const bml_batch_token *batch, size_t n,
+                                   const int32_t *target, bml_row_score *scores, bml_error *err);
+
 #endif

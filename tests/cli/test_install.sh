@@ -15,9 +15,9 @@ done
 [ "$(find "$prefix/include" -type f | wc -l)" -eq 1 ] || fail "more than one header is installed"
 [ -s "$lib/pkgconfig/bml.pc" ] || fail "bml.pc is not installed"
 
-# Symbols; macOS puts an underscore in front of every name.
+# Symbols; macOS puts an underscore in front of every name, C++ a _Z and the length.
 strangers() {
-    awk 'NF >= 3 && $(NF - 1) != "U" { print $NF }' | sed 's/@.*//' | grep -v '^_\{0,1\}bml_' || :
+    awk 'NF >= 3 && $(NF - 1) != "U" { print $NF }' | sed 's/@.*//' | grep -Ev '^(_|_Z[0-9]+)?bml_' || :
 }
 nm -g "$lib/libbml.a" 2>/dev/null | strangers >names
 [ ! -s names ] || fail "libbml.a has symbols that are not bml_*: $(head -5 names | tr '\n' ' ')"

@@ -348,7 +348,7 @@ static void test_packed_embedding(void **state)
         bml_weight held = packed_of(&wte, true, BML_WEIGHTS_Q8);
         bml_weight p = weight_of(&wpe, true, BML_WEIGHTS_FILE);
         int32_t token[] = {0, 17, 49}, position[] = {4, 0, 2}, slot[] = {0, 0, 0};
-        bml_batch batch = {3, token, position, slot, 0, NULL};
+        bml_batch batch = {3, token, position, slot, 0, NULL, NULL};
         array out = poisoned(3 * c);
         begin(&batch);
         b->embedding(queue, &out.buffer, &e, &p);
@@ -408,7 +408,7 @@ static void test_embedding(void **state)
             token[t] = (int32_t)(up_to(vocab) - 1);
             position[t] = (int32_t)(up_to(positions) - 1);
         }
-        bml_batch batch = {(int)n, token, position, slot, 0, NULL};
+        bml_batch batch = {(int)n, token, position, slot, 0, NULL, NULL};
         array out = poisoned(n * c);
         begin(&batch);
         b->embedding(queue, &out.buffer, &e, &p);
@@ -435,7 +435,7 @@ static void check_layernorm(array *x, size_t n_x_rows, size_t c, float epsilon, 
         for (size_t r = 0; r < n; r++)
             row[r] = (int32_t)(up_to(n_x_rows) - 1);
     }
-    bml_batch batch = {(int)n_x_rows, zeros, zeros, zeros, (int)n, row};
+    bml_batch batch = {(int)n_x_rows, zeros, zeros, zeros, (int)n, row, NULL};
     array w = random_array(c, 2), bias = {0}, out = poisoned(n * c);
     if (with_bias)
         bias = random_array(c, 1);
@@ -620,7 +620,7 @@ static void check_cached(size_t d, size_t h, bml_dtype dtype)
         slot[j] = s;
         position[j] = p;
     }
-    bml_batch batch = {(int)n, zeros, position, slot, 0, NULL};
+    bml_batch batch = {(int)n, zeros, position, slot, 0, NULL, NULL};
     array k = random_array(h * n * d, 2), v = random_array(h * n * d, 2),
           q = random_array(h * n * d, 2), out = poisoned(h * n * d);
     begin(&batch);
@@ -797,6 +797,55 @@ static void test_argmax(void **state)
     }
 }
 
+static void test_score(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 200 && b->score; i++) {
+        size_t n = up_to(4), cols = up_to(i % 10 ? 200 : 5000);
+        array x = random_array(n * cols, i % 3 ? 2 : 30);
+        array scores = array_of(n * sizeof(bml_row_score));
+        float *xs = x.data;
+        int32_t zeros[4] = {0}, row[4] = {0, 1, 2, 3}, target[4];
+        for (size_t j = 0; j < n * cols && i % 2; j++)
+            xs[j] = roundf(xs[j] * 4); /* many ties */
+        for (size_t r = 0; r < n; r++)
+            target[r] = (int32_t)(up_to(cols) - 1);
+        size_t bad = i % 4 == 3 ? up_to(n * cols) - 1 : n * cols;
+        if (bad < n * cols)
+            xs[bad] = i % 3 ? NAN : i % 8 == 3 ? INFINITY : -INFINITY;
+        bml_batch batch = {(int)n, zeros, zeros, zeros, (int)n, row, target};
+        begin(&batch);
+        b->score(queue, &scores.buffer, &x.buffer, (int)n, (int)cols);
+        end();
+        for (size_t r = 0; r < n; r++) {
+            const bml_row_score *got = (bml_row_score *)scores.data + r;
+            const float *logits = xs + r * cols;
+            float max = logits[0], own = logits[target[r]];
+            double sum = 0, weighted = 0;
+            int32_t rank = 1;
+            if (bad / cols == r) {
+                assert_true(isnan(got->max));
+                continue;
+            }
+            for (size_t j = 0; j < cols; j++) {
+                max = logits[j] > max ? logits[j] : max;
+                rank += logits[j] > own || (logits[j] == own && (int32_t)j < target[r]);
+            }
+            for (size_t j = 0; j < cols; j++) {
+                double d = (double)logits[j] - max;
+                sum += exp(d);
+                weighted += d * exp(d);
+            }
+            assert_true(got->max == max && got->target == own);
+            assert_int_equal(got->rank, rank);
+            assert_close("sum", got->sum, sum, 1e-6 * sum);
+            assert_close("weighted", got->weighted, weighted, 2e-6 * (1 - weighted));
+        }
+        drop(&x);
+        drop(&scores);
+    }
+}
+
 int run_kernel_suite(const kernel_suite *what)
 {
     static const struct CMUnitTest tests[] = {
@@ -817,6 +866,7 @@ int run_kernel_suite(const kernel_suite *what)
         cmocka_unit_test(test_gelu),
         cmocka_unit_test(test_nan_goes_through),
         cmocka_unit_test(test_argmax),
+        cmocka_unit_test(test_score),
     };
     suite = what;
     b = suite->backend;

@@ -37,6 +37,8 @@ void KERNEL(heads_merge)(bml_queue *queue, bml_buffer *out, const bml_buffer *he
                          int n_head, int head_dim);
 void KERNEL(residual_add)(bml_queue *queue, bml_buffer *x, const bml_buffer *y, size_t n);
 void KERNEL(gelu)(bml_queue *queue, bml_buffer *x, size_t n, bml_activation activation);
+void KERNEL(score)(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
+                   int n_cols);
 void KERNEL(argmax)(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
                     int n_cols, int n_valid);
 bml_status KERNEL(measure)(bml_queue *queue, bml_limits *limits, bml_error *err);

@@ -32,5 +32,6 @@ const bml_backend KERNEL(backend) = {
     .gelu = KERNEL(gelu),
     .argmax = KERNEL(argmax),
     .forward = KERNEL(forward),
+    .score = KERNEL(score),
     .measure = KERNEL(measure),
 };
