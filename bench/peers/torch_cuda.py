@@ -34,7 +34,10 @@ class Model:
                 for name in ("ln_1", "ln_2")
             ]
             linears = [
-                (load(c.layer(i, name + ".weight").T).contiguous(), load(c.layer(i, name + ".bias")))
+                (
+                    load(c.layer(i, name + ".weight").T).contiguous(),
+                    load(c.layer(i, name + ".bias")),
+                )
                 for name in LINEARS
             ]
             self.layers.append((norms, linears))

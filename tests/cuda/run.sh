@@ -1,11 +1,12 @@
 #!/bin/sh
-# Everything that needs a GPU: builds, runs the kernels' tests and the end-to-end matches, the same
-# under compute-sanitizer, then the decode benchmarks beside PyTorch, and prints one table.
+# Everything that needs a GPU: builds, runs the kernels' tests and the end-to-end matches, measures
+# decoding and prompts beside PyTorch in one table, and runs the tests under compute-sanitizer.
 #
 #   tests/cuda/run.sh [BUILD]
 #
 # BUILD, a directory with bml and tests/test_cuda in it, is used as it is; without it build/ is
-# built. SANITIZE=0 leaves the sanitizer out, TORCH=0 PyTorch, XL=0 the largest model.
+# built. SANITIZE=0 leaves the sanitizer out, TORCH=0 PyTorch, XL=0 the largest model. VALID names
+# the text whose perplexity is compared (default ../shared/corpus/valid.txt.xz, if it is there).
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build}
@@ -13,33 +14,48 @@ if [ $# -eq 0 ]; then
     cmake --preset release -DBML_CUDA=ON >/dev/null
     cmake --build --preset release -j "$(nproc)" --target bml test_cuda
 fi
+bml=$build/bml
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-step() { printf '\n== %s\n' "$1"; }
+started=$(date +%s)
+step() { printf '\n== %s (after %d s)\n' "$1" $(($(date +%s) - started)); }
+BML_REQUIRE_CUDA=1
+export BML_REQUIRE_CUDA
 
 step "device"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 
 step "kernels and passes"
-BML_REQUIRE_CUDA=1 "$build/tests/test_cuda" >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
-grep -E 'test\(s\)|greedy' "$work/log"
+"$build/tests/test_cuda" >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
+grep -E 'test\(s\)|ties' "$work/log"
+
+valid=${VALID:-../shared/corpus/valid.txt.xz}
+if [ -r "$valid" ]; then
+    step "perplexity of the built-in model"
+    xz -dc "$valid" >"$work/valid.txt"
+    for format in f32 bf16; do
+        printf '%s ' $format
+        "$bml" score --backend cuda --weights $format --kv $format --json "$work/valid.txt" |
+            grep -o '"perplexity": [0-9.]*'
+    done
+fi
+
+step "benchmarks"
+"$bml" synth --preset gpt2 --dtype f32 "$work/gpt2" -q
+if [ "${XL:-1}" = 1 ]; then
+    "$bml" synth --preset gpt2-xl --dtype bf16 "$work/gpt2-xl" -q
+fi
+if [ "${TORCH:-1}" = 1 ]; then
+    python3 bench/peers/torch_cuda.py "$work/gpt2" 1:64 1:1000 8:512 64:512 256:512 \
+        >"$work/torch.json"
+fi
+python3 tests/cuda/table.py "$bml" "$work"
 
 if [ "${SANITIZE:-1}" = 1 ]; then
     for tool in memcheck racecheck; do
         step "compute-sanitizer $tool"
-        BML_REQUIRE_CUDA=1 BML_FEW_TESTS=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
+        BML_FEW_TESTS=1 compute-sanitizer --tool $tool --error-exitcode 1 \
             "$build/tests/test_cuda" >"$work/log" 2>&1 || { tail -40 "$work/log" && exit 1; }
         grep -E 'SUMMARY|test\(s\)' "$work/log"
     done
 fi
-
-step "GPT-2 124M, float32: 256 greedy tokens, CPU and CUDA"
-"$build/bml" synth --preset gpt2 --dtype bf16 "$work/gpt2" -q
-for backend in cpu cuda; do
-    python3 - "$build/bml" "$work/gpt2" "$backend" >"$work/$backend.ids" <<'PYTHON'
-import json, subprocess, sys
-bml, model, backend = sys.argv[1:]
-command = [bml, "bench", "-m", model, "--backend", backend, "--weights", "f32", "-p", "1", "-n", "256"]
-print(json.loads(subprocess.check_output(command + ["-r", "1", "-q", "--json"]))["decode"].get("ids"))
-PYTHON
-done

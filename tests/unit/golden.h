@@ -120,4 +120,7 @@ static inline void expect_greedy(const char *what, bml_session *session, const i
     bml_generation_clear(&out);
 }
 
+/* The CPU's kernels, also where the machine has a GPU. */
+static const bml_model_options on_cpu = {.backend = BML_BACKEND_CPU};
+
 #endif

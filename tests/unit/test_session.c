@@ -532,7 +532,7 @@ static int load(void **state)
 {
     (void)state;
     for (int format = 0; format <= BML_WEIGHTS_Q4; format++) {
-        bml_model_options options = {.weights = (bml_weight_format)format};
+        bml_model_options options = {BML_BACKEND_CPU, (bml_weight_format)format};
         if (bml_model_load(NULL, &options, &models[format], &err))
             return 1;
     }

@@ -14,7 +14,7 @@ static int setup(void **state)
 {
     (void)state;
     bml_error err;
-    if (bml_model_load(MODEL, NULL, &model, &err) != BML_OK) {
+    if (bml_model_load(MODEL, &on_cpu, &model, &err) != BML_OK) {
         fprintf(stderr, "%s\n", err.message);
         return -1;
     }

@@ -36,7 +36,7 @@ static loaded variant_load(const variant *v)
     l.prompt = golden_ids(l.golden, "prompt_ids", &l.n_prompt);
     l.greedy = golden_ids(l.golden, "greedy", &l.n_greedy);
 
-    expect_ok(bml_model_load(v->directory, NULL, &l.model, &err), &err);
+    expect_ok(bml_model_load(v->directory, &on_cpu, &l.model, &err), &err);
     l.info = bml_model_get_info(l.model);
     l.n_logits = l.n_prompt * (size_t)l.info->vocab_size;
     l.logits = malloc((l.n_logits + 1) * sizeof *l.logits);

@@ -82,6 +82,6 @@ struct arguments {
 };
 
 /* The kernel for layers of FORMAT, and a head of the format that goes with it. */
-const void *bml_cuda_decode_kernel(bml_weight_format format);
+extern "C" const void *bml_cuda_decode_kernel(bml_weight_format format);
 
 #endif

@@ -8,6 +8,7 @@ extern "C" {
 #include <stdlib.h>
 
 enum {
+    MIN_STAGES = 4,
     MAX_SLICE = 40,          /* blocks of a row in a stage */
     ON_THEIR_WAY = 40 << 10, /* bytes on their way to a multiprocessor: latency times bandwidth */
     KEYS_OF_SPLIT = 256,     /* what one block attends to before a second one helps */
@@ -37,27 +38,6 @@ void bml_cuda_decoder_free(bml_cuda_decoder *d)
 static int n_blocks_for(const bml_device *device, const bml_hf_config *c)
 {
     return device->n_multiprocessors < c->n_embd ? device->n_multiprocessors : c->n_embd;
-}
-
-bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
-{
-    const bml_hf_config *c = &w->config;
-    int d = cache->head_dim, n_blocks = n_blocks_for(queue->device, c);
-    int most_rows = c->n_inner > 3 * c->n_embd ? c->n_inner : 3 * c->n_embd;
-    bml_weight_format format = w->layers[0].c_attn.w.format;
-    bml_weight_format head = format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format;
-    bool fits =
-        queue->device->capability >= 90 && queue->batch->n_tokens == 1 && c->n_embd % 64 == 0 &&
-        c->n_inner % 64 == 0 && c->n_embd <= MAX_EMBD && c->n_head <= n_blocks && d >= 8 &&
-        d <= MAX_DIM && (d & (d - 1)) == 0 && (most_rows + n_blocks - 1) / n_blocks <= ROWS &&
-        c->n_head * MAX_SPLITS * (d + 4) <= 4 * QUADS * COMPUTE &&
-        c->n_inner <= 4 * QUADS * COMPUTE && c->vocab_size < 1 << 24 && w->lm_head.w.format == head;
-    for (int i = 0; i < c->n_layer && fits; i++) {
-        const bml_layer_weights *l = &w->layers[i];
-        fits = l->c_attn.w.format == format && l->c_proj.w.format == format &&
-               l->c_fc.w.format == format && l->mlp_c_proj.w.format == format;
-    }
-    return fits;
 }
 
 static const bml_linear_weights *matrix_of(const bml_layer_weights *l, int m)
@@ -223,7 +203,24 @@ static product product_of(const arguments *p, bml_weight_format format, int n_in
     return {n_blocks, n_slices, cut.blocks, tiles * TILE};
 }
 
-/* How shared memory is cut: what is fixed, and as many stages as the rest has room for. */
+/* The sizes of a model, and how its rows are cut. */
+static void fill_sizes(arguments *p, const bml_weights *w, const bml_kv_cache *cache)
+{
+    const bml_hf_config *c = &w->config;
+    p->n_layer = c->n_layer;
+    p->n_head = c->n_head;
+    p->head_dim = cache->head_dim;
+    p->n_embd = c->n_embd;
+    p->n_inner = c->n_inner;
+    p->vocab_size = c->vocab_size;
+    p->kv = cache->dtype;
+    p->n_ctx = cache->n_ctx;
+    p->layers_slicing = slicing_of(w->layers[0].c_attn.w.format, c->n_embd);
+    p->head_slicing = slicing_of(w->lm_head.w.format, c->n_embd);
+}
+
+/* How shared memory is cut: what is fixed, and as many stages as the rest has room for, of which
+ * there must be MIN_STAGES. Returns the bytes, or 0 if they are too many. */
 static size_t lay_out(arguments *p, const bml_device *device)
 {
     int widest = p->n_embd > p->n_inner ? p->n_embd : p->n_inner;
@@ -234,13 +231,43 @@ static size_t lay_out(arguments *p, const bml_device *device)
     int pitch = p->layers_slicing.pitch > p->head_slicing.pitch ? p->layers_slicing.pitch
                                                                 : p->head_slicing.pitch;
     p->stage_bytes = TILE * pitch;
-    size_t room = (size_t)device->shared_bytes - floats * sizeof(float);
-    p->n_stages = (int)(room / ((size_t)p->stage_bytes + 2 * sizeof(uint64_t)));
+    size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
+    if (floats * sizeof(float) + MIN_STAGES * stage > (size_t)device->shared_bytes)
+        return 0;
+    p->n_stages = (int)(((size_t)device->shared_bytes - floats * sizeof(float)) / stage);
     p->on_their_way = divided_up(ON_THEIR_WAY, p->stage_bytes) + 1;
+    if (p->on_their_way > p->n_stages)
+        p->on_their_way = p->n_stages;
     p->units = p->n_stages / 2 < WARPS ? p->n_stages / 2 : WARPS;
     int key_bytes = p->head_dim * (p->kv == BML_F32 ? 4 : 2);
     p->keys_of_stage = p->stage_bytes / key_bytes;
-    return floats * sizeof(float) + p->n_stages * (p->stage_bytes + 2 * sizeof(uint64_t));
+    return floats * sizeof(float) + p->n_stages * stage;
+}
+
+bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
+{
+    const bml_hf_config *c = &w->config;
+    int d = cache->head_dim, n_blocks = n_blocks_for(queue->device, c);
+    int most_rows = c->n_inner > 3 * c->n_embd ? c->n_inner : 3 * c->n_embd;
+    bml_weight_format format = w->layers[0].c_attn.w.format;
+    bml_weight_format head = format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format;
+    bool fits =
+        queue->device->capability >= 90 && queue->batch->n_tokens == 1 && c->n_embd % 64 == 0 &&
+        c->n_inner % 64 == 0 && c->n_embd <= MAX_EMBD && c->n_head <= n_blocks &&
+        (d == 64 || d == MAX_DIM) && (most_rows + n_blocks - 1) / n_blocks <= ROWS &&
+        c->n_head * MAX_SPLITS * (d + 4) <= 4 * QUADS * COMPUTE &&
+        c->n_inner <= 4 * QUADS * COMPUTE && c->vocab_size < 1 << 24 && w->lm_head.w.format == head;
+    for (int i = 0; i < c->n_layer && fits; i++) {
+        const bml_layer_weights *l = &w->layers[i];
+        fits = l->c_attn.w.format == format && l->c_proj.w.format == format &&
+               l->c_fc.w.format == format && l->mlp_c_proj.w.format == format;
+    }
+    arguments p = {};
+    if (fits) {
+        fill_sizes(&p, w, cache);
+        p.n_splits = MAX_SPLITS;
+    }
+    return fits && lay_out(&p, queue->device) > 0;
 }
 
 void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
@@ -255,14 +282,9 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     }
     bml_cuda_decoder *d = queue->decoder;
     arguments p = {};
+    fill_sizes(&p, w, cache);
     p.layers = d->layers;
     p.vectors = d->vectors;
-    p.n_layer = c->n_layer;
-    p.n_head = c->n_head;
-    p.head_dim = cache->head_dim;
-    p.n_embd = c->n_embd;
-    p.n_inner = c->n_inner;
-    p.vocab_size = c->vocab_size;
     p.activation = c->activation;
     p.epsilon = c->layer_norm_epsilon;
     p.inverse_embd = 1.0f / c->n_embd;
@@ -273,8 +295,6 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.wpe_format = w->wpe.format;
     p.head = (const char *)w->lm_head.w.buffer.data;
     p.levels = q4_levels();
-    p.kv = cache->dtype;
-    p.n_ctx = cache->n_ctx;
     p.token = batch->token[0];
     p.position = batch->position[0];
     p.slot = batch->slot[0];
@@ -288,8 +308,6 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.logits = (float *)a->logits.data;
     p.id = (int32_t *)a->ids.data;
     p.host_id = queue->ids_host;
-    p.layers_slicing = slicing_of(w->layers[0].c_attn.w.format, c->n_embd);
-    p.head_slicing = slicing_of(w->lm_head.w.format, c->n_embd);
     size_t bytes = lay_out(&p, queue->device);
     for (int m = 0; m < N_MATRICES; m++) {
         const bml_weight *matrix = &matrix_of(&w->layers[0], m)->w;

@@ -8,8 +8,8 @@
 #include <cuda_runtime_api.h>
 
 /* Starts KERNEL, which calls await_previous, in clusters of CLUSTER blocks along x. */
-cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,
-                            size_t shared_bytes, void **arguments, cudaStream_t stream);
+extern "C" cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,
+                                       size_t shared_bytes, void **arguments, cudaStream_t stream);
 
 #ifdef __CUDACC__
 /* The next kernel of the stream may start. */
