@@ -214,9 +214,10 @@ typedef struct bml_batch_token {
  * Runs N tokens through the model: prompts, decode steps of many slots and any mixture are the
  * same call. Checked first: ids, slots and room; on BML_ERR_CONTEXT nothing has run. LOGITS
  * receives the rows of the tokens that want them, in batch order, float32 [rows, vocab_size]; it
- * belongs to the caller and may be NULL if no token wants any. A row's bits do not depend on the
- * other tokens in the batch, on the chunk size or on the number of threads. On a later failure
- * (BML_ERR_NUMERIC, BML_ERR_DEVICE) the slots keep the lengths they had before the call.
+ * belongs to the caller and may be NULL if no token wants any. On the CPU a row's bits do not
+ * depend on the other tokens in the batch, on the chunk size or on the number of threads. On a
+ * later failure (BML_ERR_NUMERIC, BML_ERR_DEVICE) the slots keep the lengths they had before the
+ * call.
  */
 BML_API bml_status bml_session_eval(bml_session *session, const bml_batch_token *batch, size_t n,
                                     float *logits, bml_error *err);

@@ -27,8 +27,9 @@ typedef struct bml_buffer {
 } bml_buffer;
 
 /*
- * A weight matrix as the backend holds it. F32, BF16 and F16 are row-major as the file has them;
- * Q8 and Q4 are in the backend's own layout (on the CPU: src/backend/cpu/quant.h).
+ * A weight matrix as the backend holds it. F32, BF16 and F16 are row-major, as the file has them or
+ * turned to [n_out, n_in]; Q8 and Q4 are in the backend's own layout (src/backend/cpu/quant.h,
+ * src/backend/cuda/weight.h).
  */
 typedef struct bml_weight {
     bml_buffer buffer;

@@ -156,6 +156,11 @@ static __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
+template <class T> static const void *kernel_for(int head_dim)
+{
+    return head_dim == 64 ? (const void *)attention<T, 64> : (const void *)attention<T, 128>;
+}
+
 cudaError_t bml_cuda_attention_decode(const bml_cuda_attention *a, const int32_t *slot,
                                       const int32_t *position, int n_multiprocessors, bool clusters,
                                       cudaStream_t stream)
@@ -164,11 +169,8 @@ cudaError_t bml_cuda_attention_decode(const bml_cuda_attention *a, const int32_t
     int n_splits = 1, wanted = 2 * n_multiprocessors;
     while (clusters && n_splits < 8 && a->n_tokens * a->cache.n_head * n_splits < wanted)
         n_splits *= 2;
-    const void *kernel = a->type == BML_BF16       ? a->cache.head_dim == 64
-                                                         ? (const void *)attention<__nv_bfloat16, 64>
-                                                         : (const void *)attention<__nv_bfloat16, 128>
-                               : a->cache.head_dim == 64 ? (const void *)attention<__half, 64>
-                                                   : (const void *)attention<__half, 128>;
+    const void *kernel = a->type == BML_BF16 ? kernel_for<__nv_bfloat16>(a->cache.head_dim)
+                                             : kernel_for<__half>(a->cache.head_dim);
     bml_cuda_attention copy = *a;
     void *arguments[] = {&copy, &slot, &position};
     dim3 grid((unsigned)n_splits, (unsigned)a->cache.n_head, (unsigned)a->n_tokens);
