@@ -1,3 +1,7 @@
+/*
+ * The pass of many tokens, kernel after kernel: five a layer, seven where the norms stand alone.
+ * Activations between them are of the weights' type; x, sums and logits are float32.
+ */
 #include "backend/cuda/pass16.h"
 
 #include "backend/cuda/attention_decode.h"
