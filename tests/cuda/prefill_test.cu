@@ -1,10 +1,6 @@
 /*
  * The prefill kernels against float64: every variant of the products with every epilogue, attention
  * over ragged batches, the norm. Outputs start as NaN; what lies around them must stay.
- *
- *   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -Isrc -Iinclude \
- *        tests/cuda/prefill_test.cu src/backend/cuda/{product,attention}*.cu \
- *        src/backend/cuda/{tensor_map,launch,norm16}.cu -o prefill_test
  */
 #include "backend/cuda/attention.h"
 #include "backend/cuda/product.h"
