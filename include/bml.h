@@ -97,7 +97,7 @@ typedef struct bml_model_info {
     int n_layer, n_head, n_embd, n_inner, n_positions;
     int vocab_size;   /* rows of the embedding, so the width of a row of logits */
     int n_tokens;     /* ids that the tokenizer knows; ids from here to vocab_size are padding */
-    int eos_token_id; /* -1 if the model has none */
+    int eos_token_id; /* -1 if the model has none; of several that end a text, the first */
     int bos_token_id; /* -1 if the model has none */
     uint64_t n_params;
     uint64_t file_bytes;     /* bytes of the tensors used, as stored */

@@ -103,6 +103,25 @@ static bml_status read_token(const source *s, const char *key, int *token)
     return BML_OK;
 }
 
+static bml_status read_more_eos(const source *s, int vocab_size, int more[BML_MOST_EOS - 1])
+{
+    const json_t *list = json_object_get(s->json, "eos_token_id");
+    for (int i = 0; i < BML_MOST_EOS - 1; i++)
+        more[i] = -1;
+    if (!json_is_array(list))
+        return BML_OK;
+    size_t n = json_array_size(list);
+    if (n > BML_MOST_EOS)
+        return bml_fail(s->err, BML_ERR_UNSUPPORTED,
+                        "%s: \"eos_token_id\" lists %zu ids; at most %d can end a text", s->origin,
+                        n, BML_MOST_EOS);
+    for (size_t i = 1; i < n; i++) {
+        json_int_t id = json_integer_value(json_array_get(list, i));
+        more[i - 1] = id < 0 || id >= vocab_size ? -1 : (int)id;
+    }
+    return BML_OK;
+}
+
 static bml_status read_epsilon(const source *s, float *epsilon)
 {
     const char *key = "layer_norm_epsilon";
@@ -278,6 +297,8 @@ static bml_status read_config(const source *s, bml_hf_config *c)
         status = read_token(s, "bos_token_id", &c->bos_token_id);
     if (!status)
         status = read_token(s, "eos_token_id", &c->eos_token_id);
+    if (!status)
+        status = read_more_eos(s, c->vocab_size, c->more_eos);
     /* An id that no logit stands for, such as GPT-2's default in a smaller model, is none. */
     if (c->bos_token_id >= c->vocab_size)
         c->bos_token_id = -1;
@@ -313,6 +334,14 @@ bml_status bml_hf_config_parse(const char *text, size_t length, const char *orig
     if (!status)
         *config = c;
     return status;
+}
+
+bool bml_is_eos(const bml_hf_config *config, int32_t token)
+{
+    bool is = token == config->eos_token_id;
+    for (int i = 0; i < BML_MOST_EOS - 1; i++)
+        is |= token == config->more_eos[i];
+    return is && token >= 0;
 }
 
 bml_status bml_hf_config_read(const char *path, bml_hf_config *config, bml_error *err)

@@ -11,6 +11,8 @@ typedef enum bml_activation {
     BML_ACT_RELU       /* relu */
 } bml_activation;
 
+enum { BML_MOST_EOS = 8 };
+
 /* Every size is positive and small enough that 3 * n_embd and the like fit an int. */
 typedef struct bml_hf_config {
     int n_layer, n_head, n_embd, n_inner, n_positions, vocab_size;
@@ -20,7 +22,11 @@ typedef struct bml_hf_config {
     bool scale_attn_by_inverse_layer_idx; /* and by layer index + 1 */
     bool tie_word_embeddings;
     int bos_token_id, eos_token_id; /* below vocab_size; -1: none; of a list, its first */
+    int more_eos[BML_MOST_EOS - 1]; /* the others of a list; unused ones are -1 */
 } bml_hf_config;
+
+/* Whether a token ends a text. */
+bool bml_is_eos(const bml_hf_config *config, int32_t token);
 
 /*
  * Parses and checks the text of a config.json. ORIGIN (a path) goes into error messages. Missing

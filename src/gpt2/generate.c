@@ -137,7 +137,7 @@ static bml_status generate(generator *g, int slot, size_t n_prompt, size_t most,
             out->decode_ms += ms;
             out->decode_tokens++;
         }
-        if (token == model->weights.config.eos_token_id && !o->ignore_eos) {
+        if (bml_is_eos(&model->weights.config, token) && !o->ignore_eos) {
             out->finish_reason = BML_FINISH_STOP;
             return BML_OK;
         }

@@ -54,6 +54,17 @@ fi
 works generate -f odd -n 0 --echo -q
 cmp -s out odd || fail "a byte that is not UTF-8 changes in plain output"
 
+# ---- the end of a text: any id of a list ----
+mkdir eos
+ln -s "$SOURCE_DIR"/models/storyteller/* eos/
+rm eos/config.json
+sed 's/"eos_token_id": 8191/"eos_token_id": [8191, 258]/' \
+    "$SOURCE_DIR/models/storyteller/config.json" >eos/config.json
+works generate -m eos -p "$prompt" -n 10 --greedy --json -q
+grep -q '"ids": \[450, 307\], .*"finish_reason": "stop"' out || fail "the second eos id does not stop"
+works generate -m eos -p "$prompt" -n 10 --greedy --json -q --ignore-eos
+grep -q '"ids": \[450, 307, 258, 715, ' out || fail "--ignore-eos stops at the second eos id"
+
 # ---- sampling ----
 sample() { works generate -p "$prompt" -n 24 -q "$@"; }
 sample --seed 7 && mv out first
