@@ -213,6 +213,9 @@ typedef struct bml_backend {
 
     /* Measures read bandwidth and float32 peak with the queue's threads. */
     bml_status (*measure)(bml_queue *queue, bml_limits *limits, bml_error *err);
+
+    /* Seconds that the device has spent on the queue's passes so far, by its own clock. */
+    double (*device_seconds)(const bml_queue *queue);
 } bml_backend;
 
 /* The CPU backend with the kernels for the best instruction set this machine has. */

@@ -13,6 +13,7 @@ typedef struct bml_matrix {
     const void *data;
     bml_dtype dtype;
     int rows, cols;
+    bool mapped; /* data lies in a mapped file, whose whole pages a device may share */
 } bml_matrix;
 
 /* y = x W + b. Conv1D stores W as [in, out], nn.Linear as [out, in]. */

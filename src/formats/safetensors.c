@@ -22,6 +22,7 @@ typedef struct container {
     const char *path;   /* the same text, owned by the shard */
     const uint8_t *data;
     size_t data_size;
+    bool mapped;
 } container;
 
 /* Bits of an element; 0 for a dtype that is not in the format. */
@@ -123,6 +124,7 @@ static bml_status read_offsets(const container *c, const json_t *json, bml_tenso
                         "%zu bytes of data; it is cut short or its header is wrong",
                         c->origin, t->name, (long long)e, c->data_size);
     t->data = c->data + b;
+    t->mapped = c->mapped;
     t->bytes = (size_t)(e - b);
     return BML_OK;
 }
@@ -269,7 +271,7 @@ static bml_status add_container(bml_safetensors *st, const uint8_t *bytes, size_
         bml_error_prefix(err, "safetensors header");
         return status;
     }
-    container c = {origin, path, bytes + 8 + header_size, size - 8 - header_size};
+    container c = {origin, path, bytes + 8 + header_size, size - 8 - header_size, file.mapped};
     status = read_entries(st, &c, header, err);
     json_decref(header);
     return status;

@@ -16,6 +16,7 @@ typedef struct bml_tensor {
     int64_t shape[BML_MAX_DIMS];
     const void *data; /* into the mapping; as aligned as the file makes it */
     size_t bytes;
+    bool mapped;      /* not read into memory */
     const char *file; /* the path of the file that holds it; owned by the container */
 } bml_tensor;
 
