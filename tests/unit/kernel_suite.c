@@ -81,12 +81,16 @@ static void begin(const bml_batch *batch)
     for (size_t i = 0; i < n_live; i++)
         assert_int_equal(
             b->upload(queue, &live[i].buffer, live[i].data, live[i].buffer.bytes, NULL), BML_OK);
-    assert_int_equal(b->begin(queue, batch, NULL), BML_OK);
+    bml_error err;
+    if (b->begin(queue, batch, &err))
+        fail_msg("%s", err.message);
 }
 
 static void end(void)
 {
-    assert_int_equal(b->end(queue, NULL), BML_OK);
+    bml_error err;
+    if (b->end(queue, &err))
+        fail_msg("%s", err.message);
     for (size_t i = 0; i < n_live; i++)
         assert_int_equal(
             b->download(queue, live[i].data, &live[i].buffer, live[i].buffer.bytes, NULL), BML_OK);

@@ -3,66 +3,12 @@
  * a tiny model, the logits of a prompt and a greedy continuation
  * (tools/reference/make_variants.py).
  */
-#include "golden.h"
-
-#include <dirent.h>
-
-enum { MAX_VARIANTS = 256, MIN_VARIANTS = 40 };
-
-typedef struct variant {
-    char name[64];
-    char directory[1024];
-} variant;
-
-/* What one directory says, and the model in it. */
-typedef struct loaded {
-    bml_model *model;
-    const bml_model_info *info;
-    json_t *golden;
-    int32_t *prompt, *greedy;
-    size_t n_prompt, n_greedy;
-    float *logits; /* [n_prompt, vocab_size] */
-    size_t n_logits;
-} loaded;
-
-static loaded variant_load(const variant *v)
-{
-    loaded l = {0};
-    bml_error err;
-    char path[1100];
-
-    snprintf(path, sizeof path, "%s/golden.json", v->directory);
-    l.golden = golden_json(path);
-    l.prompt = golden_ids(l.golden, "prompt_ids", &l.n_prompt);
-    l.greedy = golden_ids(l.golden, "greedy", &l.n_greedy);
-
-    expect_ok(bml_model_load(v->directory, &on_cpu, &l.model, &err), &err);
-    l.info = bml_model_get_info(l.model);
-    l.n_logits = l.n_prompt * (size_t)l.info->vocab_size;
-    l.logits = malloc((l.n_logits + 1) * sizeof *l.logits);
-    assert_non_null(l.logits);
-    snprintf(path, sizeof path, "%s/golden.bin", v->directory);
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    /* One more than there should be: a wrong vocab_size is noticed here. */
-    assert_int_equal(fread(l.logits, sizeof *l.logits, l.n_logits + 1, file), l.n_logits);
-    fclose(file);
-    return l;
-}
-
-static void variant_free(loaded *l)
-{
-    bml_model_free(l->model);
-    json_decref(l->golden);
-    free(l->prompt);
-    free(l->greedy);
-    free(l->logits);
-}
+#include "variants.h"
 
 static void test_info(void **state)
 {
     const variant *v = *state;
-    loaded l = variant_load(v);
+    loaded l = variant_load(v, NULL);
     assert_int_equal(l.info->n_tokens, (int)golden_number(l.golden, "n_tokens"));
     assert_true(l.info->n_tokens <= l.info->vocab_size);
     assert_true(l.info->n_params > 0);
@@ -89,7 +35,7 @@ static void test_info(void **state)
 static void test_logits(void **state)
 {
     const variant *v = *state;
-    loaded l = variant_load(v);
+    loaded l = variant_load(v, NULL);
     bml_error err;
     size_t vocab = (size_t)l.info->vocab_size;
     float *whole = malloc(l.n_logits * sizeof *whole);
@@ -154,7 +100,7 @@ static void greedy_with(const loaded *l, int n_threads)
 static void test_greedy(void **state)
 {
     static const int n_threads[] = {0, 3, 7, 16};
-    loaded l = variant_load(*state);
+    loaded l = variant_load(*state, NULL);
     for (size_t i = 0; i < sizeof n_threads / sizeof *n_threads; i++)
         greedy_with(&l, n_threads[i]);
     variant_free(&l);
@@ -164,7 +110,7 @@ static void test_greedy(void **state)
 static void test_stops(void **state)
 {
     const variant *v = *state;
-    loaded l = variant_load(v);
+    loaded l = variant_load(v, NULL);
     bml_error err;
     if (!json_object_get(l.golden, "stops_at")) {
         variant_free(&l);
@@ -186,31 +132,6 @@ static void test_stops(void **state)
     bml_generation_clear(&out);
     bml_session_free(session);
     variant_free(&l);
-}
-
-static int compare_variants(const void *a, const void *b)
-{
-    return strcmp(((const variant *)a)->name, ((const variant *)b)->name);
-}
-
-/* The directories under data/variants, by name; their number. */
-static size_t find_variants(variant *variants)
-{
-    DIR *directory = opendir(TEST_DATA "/variants");
-    size_t n = 0;
-    if (!directory)
-        return 0;
-    for (struct dirent *entry; n < MAX_VARIANTS && (entry = readdir(directory));) {
-        variant *v = &variants[n];
-        int length = snprintf(v->name, sizeof v->name, "%s", entry->d_name);
-        if (entry->d_name[0] == '.' || length < 0 || (size_t)length >= sizeof v->name)
-            continue;
-        snprintf(v->directory, sizeof v->directory, TEST_DATA "/variants/%s", v->name);
-        n++;
-    }
-    closedir(directory);
-    qsort(variants, n, sizeof *variants, compare_variants);
-    return n;
 }
 
 int main(void)

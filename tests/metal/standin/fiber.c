@@ -3,11 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#include <sanitizer/asan_interface.h>
-#endif
-#endif
+/* There when AddressSanitizer is. */
+void __asan_unpoison_memory_region(const volatile void *address, size_t size)
+    __attribute__((weak));
 
 /* Keeps the registers that a call must keep; the rest the compiler has saved. */
 #if defined(__x86_64__)
@@ -42,6 +40,9 @@ char *fiber_stacks_new(size_t n)
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED)
         return NULL;
+    /* Fibers that were given up in the middle have left their frames behind. */
+    if (__asan_unpoison_memory_region)
+        __asan_unpoison_memory_region(stacks, n * FIBER_STACK_BYTES);
     for (size_t i = 0; i < n; i++)
         mprotect(stacks + i * FIBER_STACK_BYTES, (size_t)sysconf(_SC_PAGESIZE), PROT_NONE);
     return stacks;
@@ -55,10 +56,6 @@ void fiber_stacks_free(char *stacks, size_t n)
 
 void *fiber_start(char *stack, void (*entry)(void))
 {
-#ifdef ASAN_UNPOISON_MEMORY_REGION
-    /* A fiber that was given up in the middle has left its frames behind. */
-    ASAN_UNPOISON_MEMORY_REGION(stack, FIBER_STACK_BYTES);
-#endif
     uintptr_t *frame = (uintptr_t *)(stack + FIBER_STACK_BYTES) - FRAME_WORDS - 8;
     for (int i = 0; i < FRAME_WORDS; i++)
         frame[i] = 0;

@@ -151,3 +151,17 @@ static _Thread_local NSAutoreleasePool *innermost;
     [super dealloc];
 }
 @end
+
+/* What GCC's runtime keeps of its own (objects come from objc_calloc) is no leak. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_options(void);
+
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:objc_malloc\n";
+}
+
+const char *__lsan_default_options(void)
+{
+    return "print_suppressions=0";
+}

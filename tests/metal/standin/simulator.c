@@ -76,6 +76,7 @@ static struct {
     uint32_t n_threads, n_simdgroups;
     fiber fibers[METAL_MAX_THREADS];
     simdgroup simdgroups[MAX_SIMDGROUPS];
+    uint32_t ready[MAX_SIMDGROUPS];       /* its lanes that can run, a bit each */
     watch_moment moments[MAX_SIMDGROUPS]; /* of each simdgroup's threads; .thread is not kept */
     uint32_t n_at_barrier;
     int barrier_flags;
@@ -112,6 +113,8 @@ static void yield(fiber_state state)
 {
     fiber *f = &gpu.fibers[gpu.current];
     f->state = state;
+    if (state == READY)
+        gpu.ready[gpu.current / LANES] |= 1u << gpu.current % LANES;
     gpu.running = false;
     fiber_switch(&f->stack_pointer, gpu.scheduler);
     gpu.running = true;
@@ -150,10 +153,10 @@ void metal_threadgroup_barrier(int flags)
         return;
     }
     gpu.n_at_barrier = 0;
-    for (uint32_t s = 0; s < gpu.n_simdgroups; s++)
+    for (uint32_t s = 0; s < gpu.n_simdgroups; s++) {
         passed_barrier(&gpu.moments[s], flags, true);
-    for (uint32_t t = 0; t < gpu.n_threads; t++)
-        gpu.fibers[t].state = READY;
+        gpu.ready[s] = ~0u;
+    }
     yield(READY); /* whoever came last does not have to go on first */
 }
 
@@ -220,7 +223,7 @@ static uint32_t meet(simd_operation operation, int flags)
     }
     s->operation = operation;
     s->flags = flags;
-    uint32_t turn = s->turn, first = gpu.current / LANES * LANES;
+    uint32_t turn = s->turn;
     if (++s->n_arrived < LANES) {
         yield(AT_SIMD);
         return turn;
@@ -228,8 +231,7 @@ static uint32_t meet(simd_operation operation, int flags)
     perform(s);
     s->n_arrived = 0;
     s->turn ^= 1;
-    for (uint32_t t = first; t < first + LANES; t++)
-        gpu.fibers[t].state = READY;
+    gpu.ready[gpu.current / LANES] = ~0u;
     yield(READY);
     return turn;
 }
@@ -384,20 +386,12 @@ static bool descending_groups(void)
     return order == 1 || order == 3 || order == 5 || order == 7;
 }
 
-static bool has_ready(uint32_t s)
-{
-    for (uint32_t t = s * LANES; t < (s + 1) * LANES; t++)
-        if (gpu.fibers[t].state == READY)
-            return true;
-    return false;
-}
-
 /* The simdgroup to run after LAST; MAX_SIMDGROUPS if none can. */
 static uint32_t next_simdgroup(uint32_t last)
 {
     uint32_t n = gpu.n_simdgroups, first = order >= 8 ? below(n) : 0;
     bool deep = order == 0 || order == 1 || order == 4 || order == 5, broad = !deep && order < 8;
-    if (deep && last < n && has_ready(last))
+    if (deep && last < n && gpu.ready[last])
         return last;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t s = descending_groups() ? n - 1 - i : i;
@@ -409,7 +403,7 @@ static uint32_t next_simdgroup(uint32_t last)
             s = descending_groups() ? (last + n - 1 - i) % n : (last + 1 + i) % n;
         else if (order >= 8)
             s = (first + i) % n;
-        if (has_ready(s))
+        if (gpu.ready[s])
             return s;
     }
     return MAX_SIMDGROUPS;
@@ -419,12 +413,11 @@ static void run_lanes(uint32_t s)
 {
     bool descending = order == 1 || order == 3 || order == 6 || (order >= 8 && below(2));
     uint32_t offset = order >= 8 ? below(LANES) : 0;
-    bool ready[LANES]; /* those that become ready meanwhile wait for the next turn */
-    for (uint32_t i = 0; i < LANES; i++)
-        ready[i] = gpu.fibers[s * LANES + i].state == READY;
+    uint32_t ready = gpu.ready[s]; /* those that become so meanwhile wait for the next turn */
+    gpu.ready[s] = 0;
     for (uint32_t i = 0; i < LANES && !gpu.given_up; i++) {
         uint32_t lane = ((descending ? LANES - 1 - i : i) + offset) % LANES;
-        if (!ready[lane])
+        if (!(ready >> lane & 1))
             continue;
         gpu.current = s * LANES + lane;
         gpu.running = true;
@@ -495,8 +488,10 @@ static void run_group(uint32_t group)
     gpu.n_at_barrier = 0;
     memset(gpu.simdgroups, 0, sizeof gpu.simdgroups);
     memset(gpu.moments, 0, sizeof gpu.moments);
-    for (uint32_t s = 0; s < gpu.n_simdgroups; s++)
+    for (uint32_t s = 0; s < gpu.n_simdgroups; s++) {
         gpu.moments[s].group = group;
+        gpu.ready[s] = ~0u;
+    }
     watch_next_group();
     for (uint32_t t = 0; t < gpu.n_threads; t++)
         gpu.fibers[t] =
