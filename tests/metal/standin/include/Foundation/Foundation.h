@@ -8,7 +8,7 @@ typedef unsigned long NSUInteger;
 typedef signed char BOOL;
 #define YES ((BOOL)1)
 #define NO ((BOOL)0)
-#define nil ((id)0)
+#define nil ((void *)0)
 
 @protocol NSObject
 - (id)retain;
