@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 10
 MAKEFLAGS += --no-print-directory
 STORY = generate --echo -p "Once upon a time" -n 250 --temperature 0.8 --top-k 40 --ignore-eos
 
-.PHONY: all run test bench bench-kernels install asan fuzz portability format clean
+.PHONY: all run test bench bench-kernels install asan metal fuzz portability format clean
 
 all: $(BUILD)/bml
 
@@ -41,6 +41,13 @@ asan:
 	cmake --build --preset asan -j $(JOBS)
 	ctest --preset asan
 
+# The Metal backend on stand-ins for Metal and its shading language, under the same sanitizers.
+metal:
+	@sh tools/dependencies.sh metal
+	cmake --preset metal >/dev/null
+	cmake --build --preset metal -j $(JOBS)
+	ctest --preset metal -j $(JOBS)
+
 # Every fuzz target for FUZZ_SECONDS each, from its committed corpus.
 fuzz:
 	@sh tools/dependencies.sh fuzz
@@ -58,7 +65,7 @@ portability:
 	@sh tests/portability/run.sh $(BUILD) $(BUILD)/aarch64
 
 format:
-	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.m' '*.metal')
 
 clean:
 	rm -rf $(BUILD)

@@ -327,6 +327,10 @@ typedef struct bml_limits {
 /* Measures this machine with the session's threads; takes about a second. */
 BML_API bml_status bml_measure_limits(bml_session *session, bml_limits *limits, bml_error *err);
 
+/* Seconds that a device other than the CPU has spent on the session's passes so far, by its own
+ * clock; 0 where the backend does not say. */
+BML_API double bml_session_device_seconds(const bml_session *session);
+
 /* A kernel of a pass: its name ("linear", "softmax", ...), the layer or -1, and when it began and
  * ended, in seconds from a fixed point. */
 typedef void bml_trace_fn(void *context, const char *kernel, int layer, double began, double ended);

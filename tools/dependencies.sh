@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes sure that what a build needs is installed: sh dependencies.sh build|tests|fuzz|portability
+# Makes sure that what a build needs is installed: sh dependencies.sh build|tests|fuzz|metal|portability
 # Installs missing packages with apt or brew where it can; where it cannot, prints the exact command
 # and stops.
 set -eu
@@ -34,7 +34,7 @@ if [ "$purpose" != build ]; then
     need libcmocka-dev cmocka pkg-config --exists cmocka
     need xz-utils xz xz --version
 fi
-if [ "$purpose" = fuzz ]; then
+if [ "$purpose" = fuzz ] || [ "$purpose" = metal ]; then
     need clang llvm clang --version
     if [ "$system" = apt ] && works clang --version; then
         runtime=$(clang -print-file-name=libclang_rt.fuzzer-x86_64.a)
@@ -43,6 +43,9 @@ if [ "$purpose" = fuzz ]; then
     elif [ "$system" = apt ]; then
         missing="$missing libclang-rt-14-dev"
     fi
+fi
+if [ "$purpose" = metal ]; then # Objective-C's runtime
+    need gobjc - sh -c 'echo "int main(void) { return 0; }" | clang -x c - -lobjc -o /dev/null'
 fi
 if [ "$purpose" = portability ]; then
     if [ "$system" != apt ] || [ "$(uname -m)" != x86_64 ]; then

@@ -110,8 +110,7 @@ static bml_status take_matrix(const loader *l, const bml_tensor *t, bml_matrix *
     if (status)
         return status;
     size_t count = count_elements(l, t, dtype);
-    *m = (bml_matrix){t->data, dtype, (int)t->shape[0], (int)t->shape[1],
-                      t->mapped};
+    *m = (bml_matrix){t->data, dtype, (int)t->shape[0], (int)t->shape[1], t->mapped};
     if (dtype != BML_F64 && is_aligned(t, bml_dtype_size(dtype)))
         return BML_OK;
     if (dtype == BML_F64)

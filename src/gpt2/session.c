@@ -318,3 +318,9 @@ bml_status bml_measure_limits(bml_session *s, bml_limits *limits, bml_error *err
 {
     return s->model->backend->measure(s->queue, limits, err);
 }
+
+double bml_session_device_seconds(const bml_session *s)
+{
+    const bml_backend *b = s->model->backend;
+    return b->device_seconds ? b->device_seconds(s->queue) : 0;
+}

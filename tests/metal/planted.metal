@@ -6,8 +6,7 @@ using namespace metal;
 constant uint CHOICE [[function_constant(1)]];
 
 /* Each thread reads what the opposite one writes. */
-kernel void exchange(device float *out [[buffer(0)]],
-                     threadgroup float *shared [[threadgroup(0)]],
+kernel void exchange(device float *out [[buffer(0)]], threadgroup float *shared [[threadgroup(0)]],
                      uint t [[thread_index_in_threadgroup]], uint n [[threads_per_threadgroup]])
 {
     shared[t] = float(t);
@@ -83,8 +82,7 @@ kernel void missed_barrier(device float *out [[buffer(0)]], uint t [[thread_inde
     out[t] = 1;
 }
 
-kernel void missed_simd_sum(device float *out [[buffer(0)]],
-                            uint t [[thread_index_in_threadgroup]],
+kernel void missed_simd_sum(device float *out [[buffer(0)]], uint t [[thread_index_in_threadgroup]],
                             uint lane [[thread_index_in_simdgroup]])
 {
     out[t] = 0;
@@ -152,8 +150,7 @@ struct numbers {
 kernel void arguments(device uint *out [[buffer(0)]], constant numbers &args [[buffer(2)]],
                       uint index [[thread_position_in_grid]],
                       uint group [[threadgroup_position_in_grid]],
-                      uint groups [[threadgroups_per_grid]],
-                      uint t [[thread_index_in_threadgroup]],
+                      uint groups [[threadgroups_per_grid]], uint t [[thread_index_in_threadgroup]],
                       uint threads [[threads_per_threadgroup]],
                       uint lane [[thread_index_in_simdgroup]],
                       uint simdgroup [[simdgroup_index_in_threadgroup]],

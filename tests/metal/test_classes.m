@@ -200,8 +200,8 @@ static void test_misuse(void **state)
             const char *text = [[[t.commands error] localizedDescription] UTF8String];
             if (!cases[i].fault != !text || (text && !strstr(text, cases[i].fault)))
                 fail_msg("case %zu: %s", i, text ? text : "no fault");
-            assert_int_equal([t.commands status], text ? MTLCommandBufferStatusError
-                                                       : MTLCommandBufferStatusCompleted);
+            assert_int_equal([t.commands status],
+                             text ? MTLCommandBufferStatusError : MTLCommandBufferStatusCompleted);
         }
         assert_int_equal(standin_get_counts().live_objects, before);
         assert_null(metal_take_fault());

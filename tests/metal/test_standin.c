@@ -105,7 +105,7 @@ static void test_orders_expose_races(void **state)
             assert_null(run_named(cases[i].kernel, out, x, 1));
             bool right = true;
             for (int t = 0; t < THREADS; t++)
-                right &= out[t] == (cases[i].first == 31              ? (float)(t ^ 31)
+                right &= out[t] == (cases[i].first == 31            ? (float)(t ^ 31)
                                     : cases[i].first == THREADS - 1 ? (float)(THREADS - 1 - t)
                                                                     : cases[i].first);
             wrong += !right;
@@ -124,10 +124,13 @@ static void test_launches_are_checked(void **state)
     uint32_t out[10 * 32] = {0}, args[2] = {1, 2}, choice = 3;
     const metal_launch good = {.n_groups = 1, .n_threads = 32};
     for (int fault = 0; fault < 7; fault++) {
-        static const char *const wanted[] = {
-            NULL,           "nothing is bound to buffer(0)", "buffer(2) has 4 bytes and needs 8",
-            "32 threads",   "2048 threads",                  "function constant 1 has 4 bytes",
-            "0 threadgroups"};
+        static const char *const wanted[] = {NULL,
+                                             "nothing is bound to buffer(0)",
+                                             "buffer(2) has 4 bytes and needs 8",
+                                             "32 threads",
+                                             "2048 threads",
+                                             "function constant 1 has 4 bytes",
+                                             "0 threadgroups"};
         metal_launch l = launch_of("arguments", &function, good.n_groups, good.n_threads);
         bind(&l, 0, fault == 1 ? NULL : out, sizeof out);
         bind(&l, 2, args, fault == 2 ? 4 : sizeof args);
@@ -284,10 +287,14 @@ static int free_source(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_faults_are_caught), cmocka_unit_test(test_orders_expose_races),
-        cmocka_unit_test(test_launches_are_checked), cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_simd_operations), cmocka_unit_test(test_matrices),
-        cmocka_unit_test(test_vectors), cmocka_unit_test(test_fast_math),
+        cmocka_unit_test(test_faults_are_caught),
+        cmocka_unit_test(test_orders_expose_races),
+        cmocka_unit_test(test_launches_are_checked),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_simd_operations),
+        cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_fast_math),
     };
     return cmocka_run_group_tests_name("the stand-in", tests, read_source, free_source);
 }

@@ -113,7 +113,8 @@ typedef struct matrix {
 static matrix random_matrix(int rows, int cols, bml_dtype dtype, float scale)
 {
     size_t n = (size_t)rows * (size_t)cols;
-    matrix r = {malloc(n * 4), malloc(n * sizeof(double)), {.dtype = dtype, .rows = rows, .cols = cols}};
+    matrix r = {
+        malloc(n * 4), malloc(n * sizeof(double)), {.dtype = dtype, .rows = rows, .cols = cols}};
     for (size_t i = 0; i < n; i++) {
         float f = uniform(scale);
         uint16_t half = dtype == BML_BF16 ? bml_f32_to_bf16(f) : bml_f32_to_f16(f);

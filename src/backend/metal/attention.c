@@ -81,43 +81,42 @@ void bml_metal_attend(bml_queue *queue, const bml_metal_attention *a)
                            .scale = a->scale,
                            .append = a->append};
     bml_metal_dispatch(
-        queue, &(bml_metal_call){
-                   .kernel = kernel,
-                   .buffers = {{a->out, 0},
-                               {a->q, 0},
-                               {&a->cache->k[a->layer], 0},
-                               {&a->cache->v[a->layer], 0},
-                               {&batch->buffer, batch->position},
-                               {&batch->buffer, batch->slot},
-                               {&batch->buffer, batch->group_first},
-                               {&batch->buffer, batch->group_size}},
-                   .n_buffers = groups ? 8 : 6,
-                   .args = &args,
-                   .args_bytes = sizeof args,
-                   .memory = {memory_of(kernel, (size_t)a->cache->head_dim)},
-                   .n_groups = (size_t)(groups ? batch->n_groups : batch->n_tokens) *
-                               (size_t)a->cache->n_head});
+        queue, &(bml_metal_call){.kernel = kernel,
+                                 .buffers = {{a->out, 0},
+                                             {a->q, 0},
+                                             {&a->cache->k[a->layer], 0},
+                                             {&a->cache->v[a->layer], 0},
+                                             {&batch->buffer, batch->position},
+                                             {&batch->buffer, batch->slot},
+                                             {&batch->buffer, batch->group_first},
+                                             {&batch->buffer, batch->group_size}},
+                                 .n_buffers = groups ? 8 : 6,
+                                 .args = &args,
+                                 .args_bytes = sizeof args,
+                                 .memory = {memory_of(kernel, (size_t)a->cache->head_dim)},
+                                 .n_groups = (size_t)(groups ? batch->n_groups : batch->n_tokens) *
+                                             (size_t)a->cache->n_head});
 }
 
-void bml_metal_append(bml_queue *queue, const bml_kv_cache *cache, int layer,
-                      bml_metal_binding k, bml_metal_binding v, head_strides from)
+void bml_metal_append(bml_queue *queue, const bml_kv_cache *cache, int layer, bml_metal_binding k,
+                      bml_metal_binding v, head_strides from)
 {
     const bml_metal_batch *batch = &queue->batch;
     append_args args = {
         .cache = layout_of(cache), .from = from, .n_tokens = (uint32_t)batch->n_tokens};
     size_t n = (size_t)batch->n_tokens * (size_t)cache->n_head * (size_t)cache->head_dim;
-    bml_metal_dispatch(queue, &(bml_metal_call){
-                                  .kernel = BML_METAL_KV_APPEND,
-                                  .buffers = {{&cache->k[layer], 0},
-                                              {&cache->v[layer], 0},
-                                              k,
-                                              v,
-                                              {&batch->buffer, batch->position},
-                                              {&batch->buffer, batch->slot}},
-                                  .n_buffers = 6,
-                                  .args = &args,
-                                  .args_bytes = sizeof args,
-                                  .n_groups = bml_metal_groups_for(BML_METAL_KV_APPEND, n)});
+    bml_metal_dispatch(queue,
+                       &(bml_metal_call){.kernel = BML_METAL_KV_APPEND,
+                                         .buffers = {{&cache->k[layer], 0},
+                                                     {&cache->v[layer], 0},
+                                                     k,
+                                                     v,
+                                                     {&batch->buffer, batch->position},
+                                                     {&batch->buffer, batch->slot}},
+                                         .n_buffers = 6,
+                                         .args = &args,
+                                         .args_bytes = sizeof args,
+                                         .n_groups = bml_metal_groups_for(BML_METAL_KV_APPEND, n)});
 }
 
 /* ---- the seam's kernels -----------------------------------------------------------------------*/
@@ -150,11 +149,10 @@ void bml_metal_attention_stateless(bml_queue *queue, bml_buffer *out, const bml_
                                      .n_head = (uint32_t)n_head,
                                      .head_dim = (uint32_t)head_dim},
                            .scale = scale};
-    bml_metal_dispatch(queue,
-                       &(bml_metal_call){.kernel = BML_METAL_ATTENTION,
-                                         .buffers = {{out, 0}, {q, 0}, {k, 0}, {v, 0}},
-                                         .n_buffers = 4,
-                                         .args = &args,
-                                         .args_bytes = sizeof args,
-                                         .n_groups = (size_t)n_tokens * (size_t)n_head});
+    bml_metal_dispatch(queue, &(bml_metal_call){.kernel = BML_METAL_ATTENTION,
+                                                .buffers = {{out, 0}, {q, 0}, {k, 0}, {v, 0}},
+                                                .n_buffers = 4,
+                                                .args = &args,
+                                                .args_bytes = sizeof args,
+                                                .n_groups = (size_t)n_tokens * (size_t)n_head});
 }

@@ -54,7 +54,8 @@ double bml_metal_device_seconds(const bml_queue *queue)
     return queue->seconds;
 }
 
-/* ---- the batch ----------------------------------------------------------------------------------*/
+/* ---- the batch
+ * ----------------------------------------------------------------------------------*/
 
 static bml_status make_room(bml_queue *queue, size_t n, bml_error *err)
 {
@@ -126,7 +127,8 @@ static void fill_batch(bml_metal_batch *b, const bml_batch *batch)
     b->one_a_slot = one_a_slot(batch);
 }
 
-/* ---- the pass -----------------------------------------------------------------------------------*/
+/* ---- the pass
+ * -----------------------------------------------------------------------------------*/
 
 bml_status bml_metal_begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
 {
@@ -187,8 +189,7 @@ void bml_metal_dispatch(bml_queue *queue, const bml_metal_call *call)
     if (!call->n_groups)
         return;
     NSUInteger threads = (NSUInteger)bml_metal_threads(call->kernel), n = 0;
-    [queue->encoder
-        setComputePipelineState:queue->device->pipelines[call->kernel][call->format]];
+    [queue->encoder setComputePipelineState:queue->device->pipelines[call->kernel][call->format]];
     for (; n < (NSUInteger)call->n_buffers; n++)
         bind(queue, &call->buffers[n], n);
     [queue->encoder setBytes:call->args length:call->args_bytes atIndex:n];

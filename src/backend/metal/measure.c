@@ -63,7 +63,7 @@ bml_status bml_metal_measure(bml_queue *queue, bml_limits *limits, bml_error *er
     bml_metal_buffer_free(queue->device, &data);
     bml_metal_buffer_free(queue->device, &out);
     if (!status) /* Q8 and Q4 are multiplied as float32 here */
-        *limits = (bml_limits){
-            .read_bytes_per_s = reads, .flops_per_s = flops, .int8_ops_per_s = flops};
+        *limits =
+            (bml_limits){.read_bytes_per_s = reads, .flops_per_s = flops, .int8_ops_per_s = flops};
     return status;
 }

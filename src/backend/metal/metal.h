@@ -53,19 +53,19 @@ struct bml_device {
     BML_OBJECT(MTLDevice) gpu;
     BML_OBJECT(MTLLibrary) library;
     BML_OBJECT(MTLComputePipelineState) pipelines[BML_METAL_N_KERNELS][N_FORMATS];
-    pthread_mutex_t lock;      /* over .pipelines and .ready, which sessions share */
-    unsigned formats, ready;   /* of its weights, a bit each; those prepared for */
-    bool prepared;             /* the pipelines for .ready are made */
-    bool has_matrices;         /* simdgroup matrices: Apple GPUs from the M1 on */
-    bml_buffer nothing;        /* stands where a kernel's optional buffer is not there */
-    struct bml_device *host;   /* the CPU backend's, which converts and packs weights */
+    pthread_mutex_t lock;    /* over .pipelines and .ready, which sessions share */
+    unsigned formats, ready; /* of its weights, a bit each; those prepared for */
+    bool prepared;           /* the pipelines for .ready are made */
+    bool has_matrices;       /* simdgroup matrices: Apple GPUs from the M1 on */
+    bml_buffer nothing;      /* stands where a kernel's optional buffer is not there */
+    struct bml_device *host; /* the CPU backend's, which converts and packs weights */
 };
 
 /* A pass's batch as kernels read it, and the groups of its queries that follow each other in a
  * slot: arrays of int32, side by side in one buffer. */
 typedef struct bml_metal_batch {
     bml_buffer buffer;
-    size_t capacity; /* entries of each array */
+    size_t capacity;                                            /* entries of each array */
     size_t token, position, slot, row, group_first, group_size; /* where the arrays begin, bytes */
     int n_tokens, n_groups;
     bool one_a_slot; /* no two tokens of the batch are of one slot */
@@ -177,8 +177,8 @@ typedef struct bml_metal_attention {
 /* Whether the kernel for this batch can append. */
 bool bml_metal_attention_appends(const bml_queue *queue, const bml_kv_cache *cache);
 void bml_metal_attend(bml_queue *queue, const bml_metal_attention *attention);
-void bml_metal_append(bml_queue *queue, const bml_kv_cache *cache, int layer,
-                      bml_metal_binding k, bml_metal_binding v, head_strides from);
+void bml_metal_append(bml_queue *queue, const bml_kv_cache *cache, int layer, bml_metal_binding k,
+                      bml_metal_binding v, head_strides from);
 void bml_metal_attention_stateless(bml_queue *queue, bml_buffer *out, const bml_buffer *q,
                                    const bml_buffer *k, const bml_buffer *v, int n_tokens,
                                    int n_head, int head_dim, float scale);
@@ -199,8 +199,8 @@ void bml_metal_matmul(bml_queue *queue, bml_buffer *c, const bml_buffer *a, cons
 void bml_metal_qkv_split(bml_queue *queue, bml_buffer *q, bml_buffer *k, bml_buffer *v,
                          const bml_buffer *qkv, int n_tokens, int n_head, int head_dim);
 void bml_metal_softmax(bml_queue *queue, bml_buffer *x, int n_rows, int n_cols);
-void bml_metal_heads_merge(bml_queue *queue, bml_buffer *out, const bml_buffer *heads,
-                           int n_tokens, int n_head, int head_dim);
+void bml_metal_heads_merge(bml_queue *queue, bml_buffer *out, const bml_buffer *heads, int n_tokens,
+                           int n_head, int head_dim);
 void bml_metal_residual_add(bml_queue *queue, bml_buffer *x, const bml_buffer *y, size_t n);
 void bml_metal_gelu(bml_queue *queue, bml_buffer *x, size_t n, bml_activation activation);
 void bml_metal_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
@@ -208,12 +208,9 @@ void bml_metal_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logit
 
 /* ---- pass.c, measure.c, table.c ---------------------------------------------------------------*/
 
-void bml_metal_forward(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+bool bml_metal_forward(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                        bml_activations *activations, bml_kv_cache *cache, int n_valid);
 bml_status bml_metal_measure(bml_queue *queue, bml_limits *limits, bml_error *err);
-
-/* The backend with the plain kernels alone, kernel by kernel. */
-const bml_backend *bml_backend_metal_plain(void);
 
 /* The text of kernels/, one file after the other; made by cmake/embed_metal.cmake. */
 extern const char bml_metal_source[];

@@ -71,7 +71,7 @@ static void self_attention(const pass *p, int layer)
                                             .append = append});
 }
 
-void bml_metal_forward(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
+bool bml_metal_forward(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                        bml_activations *a, bml_kv_cache *cache, int n_valid)
 {
     const bml_hf_config *c = &weights->config;
@@ -86,13 +86,14 @@ void bml_metal_forward(bml_queue *queue, const bml_weights *weights, const bml_b
         product(&p, &a->x, &a->hidden, NULL, &layer->mlp_c_proj, EPILOGUE_ADD);
     }
     if (!batch->n_rows)
-        return;
+        return true;
     /* The head has so many threadgroups that each norming the row for itself would cost more. */
     bml_metal_layernorm(queue, &a->normed, &a->x, &weights->ln_f.weight.buffer,
-                        &weights->ln_f.bias.buffer, batch->n_rows, c->n_embd,
-                        c->layer_norm_epsilon, true);
+                        &weights->ln_f.bias.buffer, batch->n_rows, c->n_embd, c->layer_norm_epsilon,
+                        true);
     bml_metal_linear(queue, &a->logits, &a->normed, &weights->lm_head.w,
                      &weights->lm_head.bias.buffer, batch->n_rows);
     if (n_valid)
         bml_metal_argmax(queue, &a->ids, &a->logits, batch->n_rows, c->vocab_size, n_valid);
+    return true;
 }

@@ -136,17 +136,19 @@ void bml_metal_multiply(bml_queue *queue, const bml_metal_product *p)
                          .epilogue = (uint32_t)p->epilogue,
                          .activation = (uint32_t)p->activation};
     if (p->norm)
-        args.norm = (norm_args){.n = (uint32_t)p->w->n_in,
-                                .has_bias = norm_bias->data != NULL,
-                                .epsilon = p->epsilon};
-    bml_metal_call call = {
-        .kernel = v->kernel,
-        .format = v->epilogue ? args.w.format : 0, /* the plain ones are told */
-        .buffers = {{p->out, 0}, {p->x, 0}, {&p->w->buffer, 0}, {p->bias, 0},
-                    {norm_weight, 0}, {norm_bias, 0}},
-        .n_buffers = v->norm ? 6 : 4,
-        .args = &args,
-        .args_bytes = sizeof args};
+        args.norm = (norm_args){
+            .n = (uint32_t)p->w->n_in, .has_bias = norm_bias->data != NULL, .epsilon = p->epsilon};
+    bml_metal_call call = {.kernel = v->kernel,
+                           .format = v->epilogue ? args.w.format : 0, /* the plain ones are told */
+                           .buffers = {{p->out, 0},
+                                       {p->x, 0},
+                                       {&p->w->buffer, 0},
+                                       {p->bias, 0},
+                                       {norm_weight, 0},
+                                       {norm_bias, 0}},
+                           .n_buffers = v->norm ? 6 : 4,
+                           .args = &args,
+                           .args_bytes = sizeof args};
     size_call(&call, p->w, (size_t)p->n_tokens);
     bml_metal_dispatch(queue, &call);
 }
@@ -154,7 +156,6 @@ void bml_metal_multiply(bml_queue *queue, const bml_metal_product *p)
 void bml_metal_linear(bml_queue *queue, bml_buffer *out, const bml_buffer *x, const bml_weight *w,
                       const bml_buffer *bias, int n_tokens)
 {
-    bml_metal_multiply(queue,
-                       &(bml_metal_product){
-                           .out = out, .x = x, .bias = bias, .w = w, .n_tokens = n_tokens});
+    bml_metal_multiply(queue, &(bml_metal_product){
+                                  .out = out, .x = x, .bias = bias, .w = w, .n_tokens = n_tokens});
 }

@@ -38,8 +38,7 @@ template <> struct metal_parameter_of<uint32_t> {
 template <typename F, F *FUNCTION> struct metal_caller;
 
 template <typename... P, void (*FUNCTION)(P...)> struct metal_caller<void(P...), FUNCTION> {
-    template <size_t... I>
-    static void call_with(const metal_argument *a, std::index_sequence<I...>)
+    template <size_t... I> static void call_with(const metal_argument *a, std::index_sequence<I...>)
     {
         FUNCTION(metal_parameter_of<P>::get(a[I])...);
     }

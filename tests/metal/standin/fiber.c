@@ -4,8 +4,7 @@
 #include <unistd.h>
 
 /* There when AddressSanitizer is. */
-void __asan_unpoison_memory_region(const volatile void *address, size_t size)
-    __attribute__((weak));
+void __asan_unpoison_memory_region(const volatile void *address, size_t size) __attribute__((weak));
 
 /* Keeps the registers that a call must keep; the rest the compiler has saved. */
 #if defined(__x86_64__)

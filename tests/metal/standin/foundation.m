@@ -104,7 +104,7 @@ static _Thread_local NSAutoreleasePool *innermost;
 @implementation NSString
 + (NSString *)stringWithUTF8String:(const char *)string
 {
-    NSString *new = [self new];
+    NSString *new = [ self new ];
     new->text = strdup(string);
     new->length = (unsigned)strlen(string);
     return [new autorelease];

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 extern const metal_compiled *const *bml_metal_kernels(void);
@@ -87,7 +88,7 @@ static void set_error(NSError **error, const char *text)
 @end
 
 @interface StandinFunction : NSObject <MTLFunction> {
-@public
+  @public
     metal_function function;
     uint32_t values[METAL_MAX_CONSTANTS];
     bool given[METAL_MAX_CONSTANTS], fast_math;
@@ -97,7 +98,7 @@ static void set_error(NSError **error, const char *text)
 @end
 
 @interface StandinLibrary : NSObject <MTLLibrary> {
-@public
+  @public
     char *source;
     const metal_compiled *const *kernels;
     bool fast_math;
@@ -109,7 +110,7 @@ static void set_error(NSError **error, const char *text)
                                  error:(NSError **)error
 {
     char message[512];
-    StandinFunction *new = [StandinFunction new];
+    StandinFunction *new = [ StandinFunction new ];
     [constants copyTo:new->values given:new->given];
     new->fast_math = fast_math;
     if (metal_function_find(&new->function, kernels, source, [name UTF8String], message,
@@ -130,7 +131,7 @@ static void set_error(NSError **error, const char *text)
 @end
 
 @interface StandinPipeline : NSObject <MTLComputePipelineState> {
-@public
+  @public
     StandinFunction *function;
 }
 @end
@@ -155,7 +156,7 @@ static void set_error(NSError **error, const char *text)
 /* ---- memory -----------------------------------------------------------------------------------*/
 
 @interface StandinBuffer : NSObject <MTLBuffer> {
-@public
+  @public
     char *memory;
     size_t bytes;
     bool owned;
@@ -194,7 +195,7 @@ typedef struct command {
 } command;
 
 @interface StandinCommandBuffer : NSObject <MTLCommandBuffer> {
-@public
+  @public
     command *first, **last;
     bool encoding;
     MTLCommandBufferStatus status;
@@ -204,7 +205,7 @@ typedef struct command {
 @end
 
 @interface StandinEncoder : NSObject <MTLComputeCommandEncoder> {
-@public
+  @public
     StandinCommandBuffer *commands; /* retained */
     command now;
     bool ended;
@@ -348,6 +349,13 @@ static bool run_command(command *c)
     return metal_run(l);
 }
 
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 @implementation StandinCommandBuffer
 - (id)init
 {
@@ -360,8 +368,8 @@ static bool run_command(command *c)
     if (status != MTLCommandBufferStatusNotEnqueued || encoding)
         metal_fault("an encoder for a command buffer that is %s",
                     encoding ? "being encoded" : "committed");
-    StandinEncoder *new = [StandinEncoder new];
-    new->commands = [self retain];
+    StandinEncoder *new = [ StandinEncoder new ];
+    new->commands = [ self retain ];
     encoding = true;
     counts.encoders++;
     return [new autorelease];
@@ -386,14 +394,14 @@ static bool run_command(command *c)
     if (status != MTLCommandBufferStatusCommitted)
         return;
     bool fine = true;
+    start = now();
     for (command *c = first; c && fine; c = c->next)
         fine = run_command(c);
     const char *fault = metal_take_fault(); /* of these commands, or of their encoding */
     status = fault ? MTLCommandBufferStatusError : MTLCommandBufferStatusCompleted;
     if (fault)
         failure = [[NSError alloc] initWithText:fault];
-    start = end;
-    end = start + 1e-3; /* a millisecond, whatever it was */
+    end = now();
 }
 
 - (MTLCommandBufferStatus)status
@@ -466,10 +474,10 @@ static bool run_command(command *c)
                                  error:(NSError **)error
 {
     (void)error;
-    StandinLibrary *new = [StandinLibrary new];
+    StandinLibrary *new = [ StandinLibrary new ];
     new->source = strdup([source UTF8String]);
     new->kernels = library_kernels ? library_kernels : bml_metal_kernels();
-    new->fast_math = fast_math_assumed || !options || [options fastMathEnabled];
+    new->fast_math = fast_math_assumed || !options || [ options fastMathEnabled ];
     counts.libraries++;
     return new;
 }
@@ -481,8 +489,8 @@ static bool run_command(command *c)
         set_error(error, "the test wants no pipelines");
         return nil;
     }
-    StandinPipeline *new = [StandinPipeline new];
-    new->function = [(StandinFunction *)function retain];
+    StandinPipeline *new = [ StandinPipeline new ];
+    new->function = [ (StandinFunction *)function retain ];
     counts.pipelines++;
     return new;
 }
@@ -500,7 +508,7 @@ static bool run_command(command *c)
         free(owned ? memory : NULL);
         return nil;
     }
-    StandinBuffer *new = [StandinBuffer new];
+    StandinBuffer *new = [ StandinBuffer new ];
     new->memory = memory;
     new->bytes = length;
     new->owned = owned;
@@ -508,7 +516,8 @@ static bool run_command(command *c)
     return new;
 }
 
-/* Page-aligned as Metal's are, and no longer than asked for, so that AddressSanitizer sees the end. */
+/* Page-aligned as Metal's are, and no longer than asked for, so that AddressSanitizer sees the end.
+ */
 static void *aligned(size_t bytes)
 {
     void *memory = NULL;
@@ -546,7 +555,7 @@ static void *aligned(size_t bytes)
         metal_fault("newBufferWithBytesNoCopy: memory and length must be whole pages");
         return nil;
     }
-    StandinBuffer *new = [self newBuffer:bytes length:length owned:false];
+    StandinBuffer *new = [ self newBuffer : bytes length : length owned : false ];
     counts.wrapped += new != nil;
     return new;
 }

@@ -65,8 +65,8 @@ static bool parse_parameter(metal_parameter *p, const char *text)
         bool numbered = attribute[n - 1] == '(';
         p->kind = attributes[i].kind;
         p->index = numbered ? (uint32_t)strtoul(attribute + n, NULL, 10) : 0;
-        p->writable = p->kind == METAL_BUFFER && !has_word(text, "const") &&
-                      !has_word(text, "constant");
+        p->writable =
+            p->kind == METAL_BUFFER && !has_word(text, "const") && !has_word(text, "constant");
         return p->index < METAL_MAX_BUFFERS;
     }
     return false;

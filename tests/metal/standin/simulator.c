@@ -41,7 +41,15 @@ const char *metal_take_fault(void)
 
 typedef enum fiber_state { READY, AT_SIMD, AT_BARRIER, DONE } fiber_state;
 
-typedef enum simd_operation { SUM, MAX, MAX_UINT, MIN_UINT, SHUFFLE, MULTIPLY, BARRIER } simd_operation;
+typedef enum simd_operation {
+    SUM,
+    MAX,
+    MAX_UINT,
+    MIN_UINT,
+    SHUFFLE,
+    MULTIPLY,
+    BARRIER
+} simd_operation;
 
 typedef struct fiber {
     void *stack_pointer;
@@ -295,7 +303,8 @@ void metal_simd_multiply(float *d, const float *a, const float *b, const float *
     meet(MULTIPLY, 0);
 }
 
-/* ---- accesses: the compiler calls these at every load and store of a kernel ---------------------*/
+/* ---- accesses: the compiler calls these at every load and store of a kernel
+ * ---------------------*/
 
 static void on_access(const void *address, size_t bytes, bool store)
 {
@@ -530,8 +539,8 @@ static void run_groups(void)
 /* ---- dispatches -------------------------------------------------------------------------------*/
 
 /* The section of each function constant; absent where a library has none of that number. */
-#define CONSTANT(n) \
-    extern char __start_metal_constant_##n[] __attribute__((weak)); \
+#define CONSTANT(n)                                                                                \
+    extern char __start_metal_constant_##n[] __attribute__((weak));                                \
     extern char __stop_metal_constant_##n[] __attribute__((weak));
 CONSTANT(0)
 CONSTANT(1)

@@ -21,7 +21,7 @@ extern "C" {
 
 enum {
     METAL_MAX_BUFFERS = 31,
-    METAL_MAX_THREADS = 1024,             /* a threadgroup */
+    METAL_MAX_THREADS = 1024, /* a threadgroup */
     METAL_MAX_THREADGROUP_BYTES = 32768,
     METAL_MAX_CONSTANTS = 8,
     METAL_N_ORDERS = 10 /* of scheduling: see simulator.cpp */
@@ -73,9 +73,9 @@ typedef enum metal_parameter_kind {
 
 typedef struct metal_parameter {
     metal_parameter_kind kind;
-    uint32_t index;    /* [[buffer(index)]], [[threadgroup(index)]] */
-    bool writable;     /* a buffer that is neither const nor constant */
-    size_t bytes;      /* the least that must be bound: a referenced struct's size */
+    uint32_t index; /* [[buffer(index)]], [[threadgroup(index)]] */
+    bool writable;  /* a buffer that is neither const nor constant */
+    size_t bytes;   /* the least that must be bound: a referenced struct's size */
 } metal_parameter;
 
 typedef struct metal_function {

@@ -16,7 +16,8 @@ typedef struct standin_counts {
 
 standin_counts standin_get_counts(void);
 
-/* The kernels that newLibraryWithSource can give: the backend's own unless a test says otherwise. */
+/* The kernels that newLibraryWithSource can give: the backend's own unless a test says otherwise.
+ */
 void standin_use_library(const metal_compiled *const *kernels);
 
 /* Whether there is a device, and whether the next things asked of it fail. */

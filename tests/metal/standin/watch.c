@@ -89,7 +89,8 @@ static bool unordered(const touch *earlier, const watch_moment *now, bool in_thr
     if (thread == now->thread || earlier->group_barriers < now->group_barriers[in_threadgroup])
         return false;
     bool same_simdgroup = thread / 32 == now->thread / 32;
-    return !same_simdgroup || earlier->simdgroup_barriers >= now->simdgroup_barriers[in_threadgroup];
+    return !same_simdgroup ||
+           earlier->simdgroup_barriers >= now->simdgroup_barriers[in_threadgroup];
 }
 
 static bool race(const region *r, const void *address, const touch *earlier, const char *first,

@@ -5,15 +5,13 @@
 #include "common.metal"
 
 /* A row a threadgroup. */
-kernel void argmax(device int *ids [[buffer(0)]], device const float *x [[buffer(1)]],
-                   constant argmax_args &args [[buffer(2)]],
-                   threadgroup float *tops [[threadgroup(0)]],
-                   threadgroup uint *firsts [[threadgroup(1)]],
-                   threadgroup uint *faults [[threadgroup(2)]],
-                   uint group [[threadgroup_position_in_grid]],
-                   uint thread_index [[thread_index_in_threadgroup]],
-                   uint lane [[thread_index_in_simdgroup]],
-                   uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void
+argmax(device int *ids [[buffer(0)]], device const float *x [[buffer(1)]],
+       constant argmax_args &args [[buffer(2)]], threadgroup float *tops [[threadgroup(0)]],
+       threadgroup uint *firsts [[threadgroup(1)]], threadgroup uint *faults [[threadgroup(2)]],
+       uint group [[threadgroup_position_in_grid]],
+       uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+       uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     device const float *row = x + ulong(group) * args.n_cols;
     float top = -INFINITY;

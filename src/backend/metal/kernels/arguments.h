@@ -16,7 +16,7 @@ enum { GELU_TANH, GELU_ERF, RELU };
 
 enum {
     SIMD_WIDTH = 32,
-    ROW_THREADS = 256,    /* that share a row: norms, softmax, products with one token */
+    ROW_THREADS = 256, /* that share a row: norms, softmax, products with one token */
     ARGMAX_THREADS = 1024,
     SCRATCH_FLOATS = 256, /* that these exchange, before what else they keep */
     VECTOR_OUTPUTS = 32,  /* of a threadgroup in a product with one token */

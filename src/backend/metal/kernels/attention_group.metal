@@ -33,19 +33,14 @@ static inline void load_keys(threadgroup float *kv, device const uchar *cached, 
     }
 }
 
-kernel void attention_group(device float *out [[buffer(0)]], device const float *q [[buffer(1)]],
-                            device const uchar *k [[buffer(2)]],
-                            device const uchar *v [[buffer(3)]],
-                            device const int *position [[buffer(4)]],
-                            device const int *slot [[buffer(5)]],
-                            device const int *group_first [[buffer(6)]],
-                            device const int *group_size [[buffer(7)]],
-                            constant attention_args &args [[buffer(8)]],
-                            threadgroup float *memory [[threadgroup(0)]],
-                            uint group [[threadgroup_position_in_grid]],
-                            uint thread_index [[thread_index_in_threadgroup]],
-                            uint lane [[thread_index_in_simdgroup]],
-                            uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void attention_group(
+    device float *out [[buffer(0)]], device const float *q [[buffer(1)]],
+    device const uchar *k [[buffer(2)]], device const uchar *v [[buffer(3)]],
+    device const int *position [[buffer(4)]], device const int *slot [[buffer(5)]],
+    device const int *group_first [[buffer(6)]], device const int *group_size [[buffer(7)]],
+    constant attention_args &args [[buffer(8)]], threadgroup float *memory [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     uint head_dim = args.cache.head_dim, width = (head_dim + 7) / 8 * 8;
     uint head = group % args.cache.n_head, queries = group / args.cache.n_head;

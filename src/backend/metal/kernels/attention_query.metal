@@ -117,17 +117,13 @@ static inline void attend_query(device float *out, device const float *q, device
 }
 
 /* Heads of up to 64 elements, a multiple of 4. */
-kernel void attention_query_64(device float *out [[buffer(0)]],
-                               device const float *q [[buffer(1)]],
-                               device uchar *k [[buffer(2)]], device uchar *v [[buffer(3)]],
-                               device const int *position [[buffer(4)]],
-                               device const int *slot [[buffer(5)]],
-                               constant attention_args &args [[buffer(6)]],
-                               threadgroup float *memory [[threadgroup(0)]],
-                               uint group [[threadgroup_position_in_grid]],
-                               uint thread_index [[thread_index_in_threadgroup]],
-                               uint lane [[thread_index_in_simdgroup]],
-                               uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void attention_query_64(
+    device float *out [[buffer(0)]], device const float *q [[buffer(1)]],
+    device uchar *k [[buffer(2)]], device uchar *v [[buffer(3)]],
+    device const int *position [[buffer(4)]], device const int *slot [[buffer(5)]],
+    constant attention_args &args [[buffer(6)]], threadgroup float *memory [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     uint t = group / args.cache.n_head, head = group % args.cache.n_head;
     attend_query<2>(out, q, k, v, uint(position[t]), uint(slot[t]), args, memory, t, head,
@@ -135,17 +131,13 @@ kernel void attention_query_64(device float *out [[buffer(0)]],
 }
 
 /* Heads of up to 128 elements, a multiple of 4. */
-kernel void attention_query_128(device float *out [[buffer(0)]],
-                                device const float *q [[buffer(1)]],
-                                device uchar *k [[buffer(2)]], device uchar *v [[buffer(3)]],
-                                device const int *position [[buffer(4)]],
-                                device const int *slot [[buffer(5)]],
-                                constant attention_args &args [[buffer(6)]],
-                                threadgroup float *memory [[threadgroup(0)]],
-                                uint group [[threadgroup_position_in_grid]],
-                                uint thread_index [[thread_index_in_threadgroup]],
-                                uint lane [[thread_index_in_simdgroup]],
-                                uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void attention_query_128(
+    device float *out [[buffer(0)]], device const float *q [[buffer(1)]],
+    device uchar *k [[buffer(2)]], device uchar *v [[buffer(3)]],
+    device const int *position [[buffer(4)]], device const int *slot [[buffer(5)]],
+    constant attention_args &args [[buffer(6)]], threadgroup float *memory [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     uint t = group / args.cache.n_head, head = group % args.cache.n_head;
     attend_query<4>(out, q, k, v, uint(position[t]), uint(slot[t]), args, memory, t, head,
@@ -153,17 +145,13 @@ kernel void attention_query_128(device float *out [[buffer(0)]],
 }
 
 /* Heads of up to 256 elements, a multiple of 4. */
-kernel void attention_query_256(device float *out [[buffer(0)]],
-                                device const float *q [[buffer(1)]],
-                                device uchar *k [[buffer(2)]], device uchar *v [[buffer(3)]],
-                                device const int *position [[buffer(4)]],
-                                device const int *slot [[buffer(5)]],
-                                constant attention_args &args [[buffer(6)]],
-                                threadgroup float *memory [[threadgroup(0)]],
-                                uint group [[threadgroup_position_in_grid]],
-                                uint thread_index [[thread_index_in_threadgroup]],
-                                uint lane [[thread_index_in_simdgroup]],
-                                uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void attention_query_256(
+    device float *out [[buffer(0)]], device const float *q [[buffer(1)]],
+    device uchar *k [[buffer(2)]], device uchar *v [[buffer(3)]],
+    device const int *position [[buffer(4)]], device const int *slot [[buffer(5)]],
+    constant attention_args &args [[buffer(6)]], threadgroup float *memory [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     uint t = group / args.cache.n_head, head = group % args.cache.n_head;
     attend_query<8>(out, q, k, v, uint(position[t]), uint(slot[t]), args, memory, t, head,

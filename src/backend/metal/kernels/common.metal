@@ -61,7 +61,8 @@ static inline void store_element(device uchar *data, uint format, ulong i, float
         ((device ushort *)data)[i] = to_bf16(x);
 }
 
-/* ---- packed weights: the tiles of backend/cpu/quant.h ------------------------------------------ */
+/* ---- packed weights: the tiles of backend/cpu/quant.h ------------------------------------------
+ */
 
 enum { PACK_OUTPUTS = 16, PACK_INPUTS = 64 };
 
@@ -112,7 +113,8 @@ static inline float4 packed_element4(device const uchar *w, uint format,
     return unpack_q4(words[(block * 8 + in / 8) * PACK_OUTPUTS + o], in % 8 >= 4, levels) * scale;
 }
 
-/* ---- a threadgroup together -------------------------------------------------------------------- */
+/* ---- a threadgroup together --------------------------------------------------------------------
+ */
 
 /* The sum over all ROW_THREADS, for each of them. SCRATCH may be used again at once. */
 static inline float threadgroup_sum(float x, threadgroup float *scratch, place at)

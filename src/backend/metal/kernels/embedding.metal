@@ -11,9 +11,8 @@ kernel void embedding(device float *out [[buffer(0)]], device const uchar *wte [
     if (t >= args.n_tokens)
         return;
     uint id = uint(token[t]);
-    float x = args.wte.format < FORMAT_Q8
-                  ? element(wte, args.wte.format, ulong(id) * width + i)
-                  : packed_element4(wte, args.wte.format, args.wte, id, i / 4 * 4,
-                                    args.wte.levels)[i % 4];
+    float x = args.wte.format < FORMAT_Q8 ? element(wte, args.wte.format, ulong(id) * width + i)
+                                          : packed_element4(wte, args.wte.format, args.wte, id,
+                                                            i / 4 * 4, args.wte.levels)[i % 4];
     out[index] = x + element(wpe, args.wpe_format, ulong(position[t]) * width + i);
 }

@@ -19,9 +19,10 @@ static inline float gelu_tanh(float x)
 static inline float gelu_erf(float x)
 {
     float z = min(abs(x) * 0.70710678f, 9.0f), t = 1 / (1 + 0.3275911f * z);
-    float series = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t +
-                    0.254829592f) *
-                   t;
+    float series =
+        ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t +
+         0.254829592f) *
+        t;
     float tail = 0.5f * series * exp(-z * z); /* erfc(z) / 2 */
     if (x < -12)
         return 0;

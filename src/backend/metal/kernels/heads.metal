@@ -27,8 +27,7 @@ kernel void heads_merge(device float *out [[buffer(0)]], device const float *hea
     uint width = args.n_head * args.head_dim, t = index / width, c = index % width;
     if (t >= args.n_tokens)
         return;
-    out[index] =
-        heads[(c / args.head_dim * args.n_tokens + t) * args.head_dim + c % args.head_dim];
+    out[index] = heads[(c / args.head_dim * args.n_tokens + t) * args.head_dim + c % args.head_dim];
 }
 
 /* The cache's first element of a slot's head. */

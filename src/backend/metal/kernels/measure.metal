@@ -3,8 +3,7 @@
 
 /* Each thread reads every n_threads-th four floats, eight at a time, and keeps their sum. */
 kernel void measure_read(device float *out [[buffer(0)]], device const float4 *data [[buffer(1)]],
-                         constant uint &n [[buffer(2)]],
-                         uint index [[thread_position_in_grid]],
+                         constant uint &n [[buffer(2)]], uint index [[thread_position_in_grid]],
                          uint n_groups [[threadgroups_per_grid]],
                          uint n_in_group [[threads_per_threadgroup]])
 {

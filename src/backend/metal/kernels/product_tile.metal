@@ -57,8 +57,8 @@ static inline void load_weights(threadgroup float *ws, device const uchar *w, ui
         if (WEIGHT_FORMAT >= FORMAT_Q8) { /* lanes beside each other: outputs, as in a tile */
             uint o = e / 4 % TILE_OUTPUTS, i = e / 4 / TILE_OUTPUTS * 4;
             if (output + o < n_out && input + i < n_in)
-                four = packed_element4(w, WEIGHT_FORMAT, args.w, output + o, input + i,
-                                       args.w.levels);
+                four =
+                    packed_element4(w, WEIGHT_FORMAT, args.w, output + o, input + i, args.w.levels);
             to = o * TILE_INPUTS + i;
         } else if (args.w.out_in) {
             uint o = output + e / TILE_INPUTS, i = input + e % TILE_INPUTS;

@@ -39,18 +39,13 @@ static inline void stage_inputs(threadgroup float *xs, device const float *x,
 
 /* W stored [n_in, n_out], n_out a multiple of 4. Eight lanes take 32 outputs of an input's row,
  * four such rows a simdgroup, 32 a threadgroup. */
-kernel void product_vector_rows(device float *out [[buffer(0)]],
-                                device const float *x [[buffer(1)]],
-                                device const uchar *w [[buffer(2)]],
-                                device const float *bias [[buffer(3)]],
-                                device const float *norm_weight [[buffer(4)]],
-                                device const float *norm_bias [[buffer(5)]],
-                                constant product_args &args [[buffer(6)]],
-                                threadgroup float *memory [[threadgroup(0)]],
-                                uint group [[threadgroup_position_in_grid]],
-                                uint thread_index [[thread_index_in_threadgroup]],
-                                uint lane [[thread_index_in_simdgroup]],
-                                uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void product_vector_rows(
+    device float *out [[buffer(0)]], device const float *x [[buffer(1)]],
+    device const uchar *w [[buffer(2)]], device const float *bias [[buffer(3)]],
+    device const float *norm_weight [[buffer(4)]], device const float *norm_bias [[buffer(5)]],
+    constant product_args &args [[buffer(6)]], threadgroup float *memory [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     threadgroup float *xs = memory + SCRATCH_FLOATS;
     stage_inputs(xs, x, norm_weight, norm_bias, args, memory, place{thread_index, lane, simdgroup});
@@ -74,18 +69,13 @@ kernel void product_vector_rows(device float *out [[buffer(0)]],
 }
 
 /* W stored [n_out, n_in], n_in a multiple of 4. A simdgroup takes four outputs. */
-kernel void product_vector_dots(device float *out [[buffer(0)]],
-                                device const float *x [[buffer(1)]],
-                                device const uchar *w [[buffer(2)]],
-                                device const float *bias [[buffer(3)]],
-                                device const float *norm_weight [[buffer(4)]],
-                                device const float *norm_bias [[buffer(5)]],
-                                constant product_args &args [[buffer(6)]],
-                                threadgroup float *memory [[threadgroup(0)]],
-                                uint group [[threadgroup_position_in_grid]],
-                                uint thread_index [[thread_index_in_threadgroup]],
-                                uint lane [[thread_index_in_simdgroup]],
-                                uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void product_vector_dots(
+    device float *out [[buffer(0)]], device const float *x [[buffer(1)]],
+    device const uchar *w [[buffer(2)]], device const float *bias [[buffer(3)]],
+    device const float *norm_weight [[buffer(4)]], device const float *norm_bias [[buffer(5)]],
+    constant product_args &args [[buffer(6)]], threadgroup float *memory [[threadgroup(0)]],
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     threadgroup float *xs = memory + SCRATCH_FLOATS;
     stage_inputs(xs, x, norm_weight, norm_bias, args, memory, place{thread_index, lane, simdgroup});
@@ -114,19 +104,14 @@ kernel void product_vector_dots(device float *out [[buffer(0)]],
  * a lane loads the words of four outputs and four inputs (Q4: eight), so that a simdgroup reads
  * 512 bytes in a row.
  */
-kernel void product_vector_packed(device float *out [[buffer(0)]],
-                                  device const float *x [[buffer(1)]],
-                                  device const uchar *w [[buffer(2)]],
-                                  device const float *bias [[buffer(3)]],
-                                  device const float *norm_weight [[buffer(4)]],
-                                  device const float *norm_bias [[buffer(5)]],
-                                  constant product_args &args [[buffer(6)]],
-                                  threadgroup float *memory [[threadgroup(0)]],
-                                  threadgroup float *levels [[threadgroup(1)]],
-                                  uint group [[threadgroup_position_in_grid]],
-                                  uint thread_index [[thread_index_in_threadgroup]],
-                                  uint lane [[thread_index_in_simdgroup]],
-                                  uint simdgroup [[simdgroup_index_in_threadgroup]])
+kernel void product_vector_packed(
+    device float *out [[buffer(0)]], device const float *x [[buffer(1)]],
+    device const uchar *w [[buffer(2)]], device const float *bias [[buffer(3)]],
+    device const float *norm_weight [[buffer(4)]], device const float *norm_bias [[buffer(5)]],
+    constant product_args &args [[buffer(6)]], threadgroup float *memory [[threadgroup(0)]],
+    threadgroup float *levels [[threadgroup(1)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     threadgroup float *xs = memory + SCRATCH_FLOATS;
     if (thread_index < 16)
@@ -145,9 +130,9 @@ kernel void product_vector_packed(device float *out [[buffer(0)]],
                 uint4 lower = words[block * 64 + lane], upper = words[block * 64 + 32 + lane];
                 float4 in_lower = inputs[block * 16 + row], in_upper = inputs[block * 16 + 8 + row];
                 for (uint o = 0; o < 4; o++)
-                    sum[o] += packed_scale(tile, FORMAT_Q8, block, 0, outputs + o) *
-                              (dot(unpack_q8(lower[o]), in_lower) +
-                               dot(unpack_q8(upper[o]), in_upper));
+                    sum[o] +=
+                        packed_scale(tile, FORMAT_Q8, block, 0, outputs + o) *
+                        (dot(unpack_q8(lower[o]), in_lower) + dot(unpack_q8(upper[o]), in_upper));
             } else {
                 uint4 word = words[block * 32 + lane];
                 float4 in_low = inputs[block * 16 + row * 2],

@@ -18,7 +18,7 @@ typedef signed char BOOL;
 
 /* Counted, and counted as leaked while it is alive. */
 __attribute__((objc_root_class))
-@interface NSObject <NSObject> {
+@interface NSObject<NSObject> {
     Class isa;
 }
 + (id)alloc;
