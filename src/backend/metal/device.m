@@ -16,11 +16,14 @@ bml_status bml_metal_open(bml_device **out, bml_error *err)
         return bml_fail_memory(err, sizeof *device, "a device");
     pthread_mutex_init(&device->lock, NULL);
     device->gpu = MTLCreateSystemDefaultDevice();
+    device->has_matrices = [device->gpu supportsFamily:MTLGPUFamilyApple7];
     bml_status status = BML_OK;
     if (!device->gpu)
         status = bml_fail(err, BML_ERR_UNSUPPORTED, "this machine has no GPU that speaks Metal");
     if (!status)
         status = bml_metal_library_new(device, err);
+    if (!status) /* also tells whether the GPU can run them at all */
+        status = bml_metal_prepare(device, err);
     if (!status)
         status = bml_metal_buffer_new(device, 16, &device->nothing, err);
     if (!status)
@@ -29,7 +32,6 @@ bml_status bml_metal_open(bml_device **out, bml_error *err)
         bml_metal_close(device);
         return status;
     }
-    device->has_matrices = [device->gpu supportsFamily:MTLGPUFamilyApple7];
     *out = device;
     return BML_OK;
 }

@@ -134,6 +134,6 @@ void bml_metal_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logit
                                                 .n_buffers = 2,
                                                 .args = &args,
                                                 .args_bytes = sizeof args,
-                                                .memory = {SIMDGROUPS, SIMDGROUPS, SIMDGROUPS},
+                                                .memory = {SIMDGROUPS, 2 * SIMDGROUPS},
                                                 .n_groups = (size_t)n_rows});
 }

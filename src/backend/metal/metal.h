@@ -117,7 +117,7 @@ double bml_metal_device_seconds(const bml_queue *queue);
 bml_status bml_metal_begin(bml_queue *queue, const bml_batch *batch, bml_error *err);
 bml_status bml_metal_end(bml_queue *queue, bml_error *err);
 
-enum { BML_METAL_MAX_BINDINGS = 8, BML_METAL_MAX_MEMORIES = 3 };
+enum { BML_METAL_MAX_BINDINGS = 8, BML_METAL_MAX_MEMORIES = 2 };
 
 /* A buffer from OFFSET bytes on. */
 typedef struct bml_metal_binding {

@@ -25,10 +25,15 @@ static const struct {
 /* Where the parameters of "kernel void NAME(" begin, or NULL. */
 static const char *find_kernel(const char *source, const char *name)
 {
-    char wanted[128];
-    snprintf(wanted, sizeof wanted, "kernel void %s(", name);
-    const char *at = strstr(source, wanted);
-    return at ? at + strlen(wanted) : NULL;
+    static const char before[] = "kernel void";
+    size_t n = strlen(name);
+    while ((source = strstr(source, before))) {
+        source += sizeof before - 1;
+        source += strspn(source, " \n");
+        if (strncmp(source, name, n) == 0 && source[n] == '(')
+            return source + n + 1;
+    }
+    return NULL;
 }
 
 /* Past the end of the parameter that begins at TEXT: its comma or the signature's last bracket. */

@@ -8,12 +8,12 @@
 kernel void
 argmax(device int *ids [[buffer(0)]], device const float *x [[buffer(1)]],
        constant argmax_args &args [[buffer(2)]], threadgroup float *tops [[threadgroup(0)]],
-       threadgroup uint *firsts [[threadgroup(1)]], threadgroup uint *faults [[threadgroup(2)]],
-       uint group [[threadgroup_position_in_grid]],
+       threadgroup uint *marks [[threadgroup(1)]], uint group [[threadgroup_position_in_grid]],
        uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
        uint simdgroup [[simdgroup_index_in_threadgroup]])
 {
     device const float *row = x + ulong(group) * args.n_cols;
+    threadgroup uint *firsts = marks, *faults = marks + SIMD_WIDTH; /* of each simdgroup */
     float top = -INFINITY;
     uint first = 0xffffffff, fault = 0;
     for (uint i = thread_index; i < args.n_valid; i += ARGMAX_THREADS) {
