@@ -11,4 +11,5 @@ foreach(file ${FILES})
   string(REPLACE "\n" "\\n\"\n\"" part "${part}")
   string(APPEND text "\"${part}\"\n")
 endforeach()
-file(WRITE ${OUTPUT} "extern const char bml_metal_source[];\nconst char bml_metal_source[] =\n${text};\n")
+file(WRITE ${OUTPUT}
+     "extern const char bml_metal_source[];\nconst char bml_metal_source[] =\n${text};\n")

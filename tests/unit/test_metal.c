@@ -3,9 +3,10 @@
  * then the built-in model. On a Mac on its GPU; elsewhere on the stand-ins of tests/metal, under
  * every order of scheduling that they have.
  *
- *     test_metal [kernels|plain|passes|greedy]
+ *     test_metal [kernels|plain|shapes|passes|greedy]
  */
 #include "backend/metal/metal.h"
+#include "base/dtype.h"
 #include "gpt2/session.h"
 
 #include "kernel_suite.h"
@@ -57,6 +58,122 @@ static int run_kernels(bool plain)
                                                    .packer = bml_backend_cpu()});
     }
     return failed;
+}
+
+/* ---- shapes that the suite does not reach, against the plain kernels --------------------------*/
+
+typedef struct gpu {
+    bml_device *device;
+    bml_queue *queue;
+} gpu;
+
+static gpu open_gpu(void)
+{
+    bml_error err;
+    gpu g;
+    expect_ok(bml_backend_metal()->open(&g.device, &err), &err);
+    expect_ok(bml_backend_metal()->queue_new(g.device, 0, &g.queue, &err), &err);
+    return g;
+}
+
+static void close_gpu(gpu *g)
+{
+    bml_backend_metal()->queue_free(g->queue);
+    bml_backend_metal()->close(g->device);
+}
+
+/* N elements of DTYPE, or NaN throughout with a SCALE of 0. */
+static bml_buffer random_buffer(const gpu *g, size_t n, bml_dtype dtype, float scale)
+{
+    static uint64_t seed = 1;
+    bml_error err;
+    bml_buffer buffer;
+    expect_ok(bml_metal_buffer_new(g->device, n * bml_dtype_size(dtype), &buffer, &err), &err);
+    memset(buffer.data, 0xff, buffer.bytes);
+    for (size_t i = 0; scale != 0 && i < n; i++) {
+        float x = scale * ((float)(test_random(&seed) >> 40) / (float)(1 << 23) - 1);
+        if (dtype == BML_F32)
+            ((float *)buffer.data)[i] = x;
+        else
+            ((uint16_t *)buffer.data)[i] =
+                dtype == BML_F16 ? bml_f32_to_f16(x) : bml_f32_to_bf16(x);
+    }
+    return buffer;
+}
+
+/* Runs of queries in two slots, which find keys there already: heads of every size. */
+static void test_prompts_attend(void **state)
+{
+    (void)state;
+    enum { SLOTS = 2, CTX = 60, HEADS = 2, N = 22, MOST = 200 };
+    static const int head_dims[] = {1, 2, 3, 4, 7, 8, 12, 33, 64, 65, 100, 127, 128, 129, MOST};
+    gpu g = open_gpu();
+    bml_error err;
+    int32_t zeros[N] = {0}, position[N], slot[N];
+    for (int t = 0; t < N; t++) {
+        slot[t] = t < 15;
+        position[t] = t < 15 ? 31 + t : t - 15;
+    }
+    bml_batch batch = {N, zeros, position, slot, 0, NULL};
+    for (size_t i = 0; i < sizeof head_dims / sizeof *head_dims; i++) {
+        size_t d = (size_t)head_dims[i], n = N * HEADS * d, cells = SLOTS * HEADS * CTX * d;
+        bml_dtype dtype = (bml_dtype)(i % 3);
+        bml_buffer q = random_buffer(&g, n, BML_F32, 2), out[2];
+        bml_buffer k = random_buffer(&g, cells, dtype, 2), v = random_buffer(&g, cells, dtype, 2);
+        bml_kv_cache cache = {dtype, 1, SLOTS, CTX, HEADS, (int)d, &k, &v};
+        metal_set_order((int)i % METAL_N_ORDERS, i);
+        for (int plain = 0; plain < 2; plain++) {
+            out[plain] = random_buffer(&g, n, BML_F32, 0);
+            g.queue->plain = plain;
+            expect_ok(bml_metal_begin(g.queue, &batch, &err), &err);
+            bml_metal_attention_cached(g.queue, &out[plain], &q, &cache, 0, 0.3f);
+            expect_ok(bml_metal_end(g.queue, &err), &err);
+        }
+        expect_near("a prompt's attention", out[0].data, out[1].data, n, 1e-5, 1);
+        bml_buffer *all[] = {&q, &k, &v, &out[0], &out[1]};
+        for (size_t b = 0; b < sizeof all / sizeof *all; b++)
+            bml_metal_buffer_free(g.device, all[b]);
+    }
+    close_gpu(&g);
+}
+
+/* Around the most inputs that threadgroup memory can hold. */
+static void test_many_inputs(void **state)
+{
+    (void)state;
+    static const int n_ins[] = {7872, 7873, 7876, 7936, 8000};
+    enum { OUT = 36 };
+    gpu g = open_gpu();
+    bml_error err;
+    for (size_t i = 0; i < sizeof n_ins / sizeof *n_ins; i++)
+        for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++) {
+            size_t n_in = (size_t)n_ins[i];
+            bool out_in = (i + (size_t)format) % 2;
+            bml_buffer held = random_buffer(&g, n_in * OUT, BML_F32, 1), none = {0}, out[2];
+            bml_buffer x = random_buffer(&g, n_in, BML_F32, 1);
+            bml_matrix matrix = {.data = held.data,
+                                 .dtype = BML_F32,
+                                 .rows = out_in ? OUT : (int)n_in,
+                                 .cols = out_in ? (int)n_in : OUT};
+            bml_weight w;
+            bml_batch batch = {0};
+            expect_ok(bml_metal_weight_new(g.device, &matrix, out_in, (bml_weight_format)format, &w,
+                                           &err),
+                      &err);
+            for (int plain = 0; plain < 2; plain++) {
+                out[plain] = random_buffer(&g, OUT, BML_F32, 0);
+                g.queue->plain = plain;
+                expect_ok(bml_metal_begin(g.queue, &batch, &err), &err);
+                bml_metal_linear(g.queue, &out[plain], &x, &w, &none, 1);
+                expect_ok(bml_metal_end(g.queue, &err), &err);
+            }
+            expect_near("many inputs", out[0].data, out[1].data, OUT, 1e-6, (double)n_in / 4);
+            bml_metal_weight_free(g.device, &w);
+            bml_buffer *all[] = {&held, &x, &out[0], &out[1]};
+            for (size_t b = 0; b < sizeof all / sizeof *all; b++)
+                bml_metal_buffer_free(g.device, all[b]);
+        }
+    close_gpu(&g);
 }
 
 /* ---- whole passes -----------------------------------------------------------------------------*/
@@ -319,9 +436,13 @@ static void test_greedy_beside_others(void **state)
 
 int main(int argc, char **argv)
 {
+    static const struct CMUnitTest shapes[] = {
+        cmocka_unit_test(test_prompts_attend),
+        cmocka_unit_test(test_many_inputs),
+    };
     static const struct CMUnitTest passes[] = {
-        cmocka_unit_test(test_logits),
-        cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_prompts_attend),   cmocka_unit_test(test_many_inputs),
+        cmocka_unit_test(test_logits),           cmocka_unit_test(test_variants),
         cmocka_unit_test(test_slots_and_chunks),
     };
     static const struct CMUnitTest greedy[] = {
@@ -334,6 +455,8 @@ int main(int argc, char **argv)
         failed += run_kernels(false);
     if (!only || strcmp(only, "plain") == 0)
         failed += run_kernels(true);
+    if (!only || strcmp(only, "shapes") == 0)
+        failed += cmocka_run_group_tests_name("metal shapes", shapes, NULL, NULL);
     if (!only || strcmp(only, "passes") == 0)
         failed += cmocka_run_group_tests_name("metal passes", passes, NULL, NULL);
     if (!only || strcmp(only, "greedy") == 0)

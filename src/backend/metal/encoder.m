@@ -24,7 +24,7 @@ bml_status bml_metal_queue_new(bml_device *device, int n_threads, bml_queue **ou
     return BML_OK;
 }
 
-/* What begin made; a pass that never reached end is dropped. */
+/* What begin made. */
 static void drop_pass(bml_queue *queue)
 {
     [queue->encoder release];
