@@ -252,8 +252,7 @@ static void test_logits(void **state)
 static void check_variant(const variant *v)
 {
     static const size_t pieces[] = {64, 1, 7};
-    bml_model_options options = {.backend = BML_BACKEND_METAL};
-    loaded l = variant_load(v, &options);
+    loaded l = variant_load(v, BML_BACKEND_METAL);
     size_t vocab = (size_t)l.info->vocab_size;
     float *logits = malloc(l.n_logits * sizeof *logits);
     assert_non_null(logits);

@@ -8,7 +8,7 @@
 static void test_info(void **state)
 {
     const variant *v = *state;
-    loaded l = variant_load(v, NULL);
+    loaded l = variant_load(v, BML_BACKEND_CPU);
     assert_int_equal(l.info->n_tokens, (int)golden_number(l.golden, "n_tokens"));
     assert_true(l.info->n_tokens <= l.info->vocab_size);
     assert_true(l.info->n_params > 0);
@@ -35,7 +35,7 @@ static void test_info(void **state)
 static void test_logits(void **state)
 {
     const variant *v = *state;
-    loaded l = variant_load(v, NULL);
+    loaded l = variant_load(v, BML_BACKEND_CPU);
     bml_error err;
     size_t vocab = (size_t)l.info->vocab_size;
     float *whole = malloc(l.n_logits * sizeof *whole);
@@ -100,7 +100,7 @@ static void greedy_with(const loaded *l, int n_threads)
 static void test_greedy(void **state)
 {
     static const int n_threads[] = {0, 3, 7, 16};
-    loaded l = variant_load(*state, NULL);
+    loaded l = variant_load(*state, BML_BACKEND_CPU);
     for (size_t i = 0; i < sizeof n_threads / sizeof *n_threads; i++)
         greedy_with(&l, n_threads[i]);
     variant_free(&l);
@@ -110,7 +110,7 @@ static void test_greedy(void **state)
 static void test_stops(void **state)
 {
     const variant *v = *state;
-    loaded l = variant_load(v, NULL);
+    loaded l = variant_load(v, BML_BACKEND_CPU);
     bml_error err;
     if (!json_object_get(l.golden, "stops_at")) {
         variant_free(&l);

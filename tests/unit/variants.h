@@ -25,10 +25,10 @@ typedef struct loaded {
     size_t n_logits;
 } loaded;
 
-/* OPTIONS as for bml_model_load. */
-static inline loaded variant_load(const variant *v, const bml_model_options *options)
+static inline loaded variant_load(const variant *v, bml_backend_kind backend)
 {
     loaded l = {0};
+    bml_model_options options = {.backend = backend};
     bml_error err;
     char path[1100];
 
@@ -37,7 +37,7 @@ static inline loaded variant_load(const variant *v, const bml_model_options *opt
     l.prompt = golden_ids(l.golden, "prompt_ids", &l.n_prompt);
     l.greedy = golden_ids(l.golden, "greedy", &l.n_greedy);
 
-    expect_ok(bml_model_load(v->directory, options, &l.model, &err), &err);
+    expect_ok(bml_model_load(v->directory, &options, &l.model, &err), &err);
     l.info = bml_model_get_info(l.model);
     l.n_logits = l.n_prompt * (size_t)l.info->vocab_size;
     l.logits = malloc((l.n_logits + 1) * sizeof *l.logits);
