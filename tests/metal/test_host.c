@@ -112,6 +112,47 @@ static void test_nothing_leaks(void **state)
     assert_null(metal_take_fault());
 }
 
+/* Sessions of one model in threads of their own get what each gets alone. */
+typedef struct worker {
+    const bml_model *model;
+    int32_t first, next[12];
+} worker;
+
+static void *generate(void *context)
+{
+    worker *w = context;
+    bml_session *session = session_of(w->model);
+    bml_batch_token token = {w->first, 0, true};
+    for (size_t i = 0; i < sizeof w->next / sizeof *w->next; i++) {
+        bml_error own;
+        expect_ok(bml_session_eval_argmax(session, &token, 1, &w->next[i], &own), &own);
+        token.token = w->next[i];
+    }
+    bml_session_free(session);
+    return NULL;
+}
+
+static void test_sessions_in_threads(void **state)
+{
+    (void)state;
+    enum { N = 3 };
+    bml_model *model = load(TINY, BML_WEIGHTS_FILE);
+    worker alone[N], together[N];
+    pthread_t threads[N];
+    for (int i = 0; i < N; i++) {
+        together[i] = (worker){.model = model, .first = 7 * i};
+        alone[i] = together[i];
+        assert_int_equal(pthread_create(&threads[i], NULL, generate, &together[i]), 0);
+    }
+    for (int i = 0; i < N; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < N; i++) {
+        generate(&alone[i]);
+        assert_memory_equal(alone[i].next, together[i].next, sizeof alone[i].next);
+    }
+    bml_model_free(model);
+}
+
 /* ---- failures ---------------------------------------------------------------------------------*/
 
 static void test_no_device(void **state)
@@ -259,6 +300,7 @@ int main(void)
         cmocka_unit_test(test_dispatches_of_a_step),
         cmocka_unit_test(test_weights_in_place),
         cmocka_unit_test(test_nothing_leaks),
+        cmocka_unit_test(test_sessions_in_threads),
         cmocka_unit_test(test_no_device),
         cmocka_unit_test(test_no_matrices),
         cmocka_unit_test(test_failures_are_errors),

@@ -10,13 +10,14 @@ id class_createInstance(Class class, size_t extra);
 size_t class_getInstanceSize(Class class);
 id object_dispose(id object);
 
-size_t standin_live_objects;
+_Atomic size_t standin_live_objects;
 
-/* How often an object is retained, which lies behind its own variables. */
-static long *retain_count(NSObject *object)
+/* How often an object is retained, by whatever thread; behind its own variables. */
+static _Atomic long *retain_count(NSObject *object)
 {
     size_t size = class_getInstanceSize(*(Class *)object);
-    return (long *)((char *)object + (size + sizeof(long) - 1) / sizeof(long) * sizeof(long));
+    return (_Atomic long *)((char *)object +
+                            (size + sizeof(long) - 1) / sizeof(long) * sizeof(long));
 }
 
 @implementation NSObject

@@ -3,7 +3,7 @@
 
 #include "standin.h"
 
-extern size_t standin_live_objects;
+extern _Atomic size_t standin_live_objects;
 
 @interface NSError (Standin)
 - (id)initWithText:(const char *)text;
