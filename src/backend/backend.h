@@ -214,6 +214,10 @@ typedef struct bml_backend {
     /* Measures read bandwidth and float32 peak with the queue's threads. */
     bml_status (*measure)(bml_queue *queue, bml_limits *limits, bml_error *err);
 
+    /* Waits for what has been enqueued since begin(), so that a kernel can be timed: only passes
+     * that are traced call it. end() reports a failure. */
+    void (*finish)(bml_queue *queue);
+
     /* Seconds that the device has spent on the queue's passes so far, by its own clock. */
     double (*device_seconds)(const bml_queue *queue);
 } bml_backend;

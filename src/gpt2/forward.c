@@ -21,6 +21,8 @@ static void report(pass *p, const char *kernel)
 {
     if (!p->trace)
         return;
+    if (p->b->finish)
+        p->b->finish(p->queue);
     double now = bml_now();
     p->trace->on_kernel(p->trace->context, kernel, p->layer, p->began, now);
     p->began = now;

@@ -7,6 +7,8 @@ grep -Eq "\"backend\": \"metal\".*\"read_gb_s\": .*\"device_ms_per_step\": $numb
     fail "bench --json on metal does not tell bandwidth and the device's time"
 works bench -m "$tiny" --backend metal -p 0 -n 3 -r 1
 grep -Eq "of these $number ms on the device: $number GB/s, [0-9]+%" out || fail "no time on the device"
+works bench -m "$tiny" --backend metal -p 9 -n 3 -r 1 --profile trace.json
+grep -q "^  attention_cached  *[0-9]* calls" out || fail "no profile on metal"
 works bench -m "$tiny" --backend cpu -p 0 -n 3 -r 1
 ! grep -q "on the device" out || fail "the CPU tells of a device"
 

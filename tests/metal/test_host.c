@@ -175,6 +175,33 @@ static void test_no_device(void **state)
     assert_int_equal(standin_get_counts().live_objects, before);
 }
 
+static void on_kernel(void *context, const char *kernel, int layer, double began, double ended)
+{
+    (void)kernel, (void)layer;
+    assert_true(ended > began);
+    ++*(size_t *)context;
+}
+
+/* A traced pass waits for each kernel, and gives the same logits. */
+static void test_traced_pass(void **state)
+{
+    (void)state;
+    static float plain[320], traced[320];
+    int32_t id = 5;
+    size_t n_kernels = 0, before;
+    bml_model *model = load(TINY, BML_WEIGHTS_FILE);
+    size_t bytes = (size_t)bml_model_get_info(model)->vocab_size * sizeof(float);
+    bml_session *session = session_of(model);
+    eval_all(session, 0, &id, 1, plain);
+    bml_session_trace(session, on_kernel, &n_kernels);
+    before = standin_get_counts().command_buffers;
+    eval_all(session, 1, &id, 1, traced);
+    assert_memory_equal(plain, traced, bytes);
+    assert_int_equal(standin_get_counts().command_buffers - before, n_kernels + 1);
+    bml_session_free(session);
+    bml_model_free(model);
+}
+
 /* A GPU without simdgroup matrices gets the same logits from other kernels. */
 static void test_no_matrices(void **state)
 {
@@ -252,6 +279,14 @@ static void test_faults_end_the_pass(void **state)
     assert_int_equal(b->end(queue, &err), BML_ERR_DEVICE);
     assert_non_null(strstr(err.message, "buffer(2)"));
 
+    expect_ok(b->begin(queue, &batch, &err), &err); /* in the middle of a pass */
+    b->gelu(queue, &x, 101, BML_ACT_RELU);
+    b->finish(queue);
+    b->gelu(queue, &x, 100, BML_ACT_RELU);
+    b->finish(queue);
+    assert_int_equal(b->end(queue, &err), BML_ERR_DEVICE);
+    assert_non_null(strstr(err.message, "outside of everything bound"));
+
     expect_ok(b->begin(queue, &batch, &err), &err);
     b->gelu(queue, &x, 100, BML_ACT_RELU);
     expect_ok(b->end(queue, &err), &err);
@@ -302,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_nothing_leaks),
         cmocka_unit_test(test_sessions_in_threads),
         cmocka_unit_test(test_no_device),
+        cmocka_unit_test(test_traced_pass),
         cmocka_unit_test(test_no_matrices),
         cmocka_unit_test(test_failures_are_errors),
         cmocka_unit_test(test_faults_end_the_pass),

@@ -1,5 +1,5 @@
 /* A pass on its way to the GPU: one command buffer with one encoder, whose dispatches run one after
- * the other; end() commits it and waits. */
+ * the other; end() commits it and waits. (A pass that is traced has one for each kernel.) */
 #include "backend/metal/metal.h"
 
 #include "base/error.h"
@@ -22,15 +22,6 @@ bml_status bml_metal_queue_new(bml_device *device, int n_threads, bml_queue **ou
     }
     *out = queue;
     return BML_OK;
-}
-
-/* What begin made. */
-static void drop_pass(bml_queue *queue)
-{
-    [queue->encoder release];
-    [queue->pass release];
-    queue->encoder = nil;
-    queue->pass = nil;
 }
 
 void bml_metal_queue_free(bml_queue *queue)
@@ -130,28 +121,27 @@ static void fill_batch(bml_metal_batch *b, const bml_batch *batch)
 /* ---- the pass
  * -----------------------------------------------------------------------------------*/
 
-bml_status bml_metal_begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
+static bml_status open_pass(bml_queue *queue, bml_error *err)
 {
-    size_t n = (size_t)(batch->n_tokens > batch->n_rows ? batch->n_tokens : batch->n_rows);
-    bml_status status = bml_metal_prepare(queue->device, err);
-    if (!status)
-        status = make_room(queue, n ? n : 1, err);
-    if (status)
-        return status;
-    fill_batch(&queue->batch, batch);
     @autoreleasepool {
         /* Sessions keep all that a pass uses until it has ended. */
         queue->pass = [[queue->commands commandBufferWithUnretainedReferences] retain];
         queue->encoder = [[queue->pass computeCommandEncoder] retain];
     }
-    if (!queue->encoder) {
-        drop_pass(queue);
-        return bml_fail(err, BML_ERR_DEVICE, "the GPU gives no command buffer");
-    }
-    return BML_OK;
+    return queue->encoder ? BML_OK
+                          : bml_fail(err, BML_ERR_DEVICE, "the GPU gives no command buffer");
 }
 
-bml_status bml_metal_end(bml_queue *queue, bml_error *err)
+static void drop_pass(bml_queue *queue)
+{
+    [queue->encoder release];
+    [queue->pass release];
+    queue->encoder = nil;
+    queue->pass = nil;
+}
+
+/* Runs what is encoded. */
+static bml_status run_pass(bml_queue *queue, bml_error *err)
 {
     bml_status status = BML_OK;
     @autoreleasepool {
@@ -166,6 +156,37 @@ bml_status bml_metal_end(bml_queue *queue, bml_error *err)
     }
     drop_pass(queue);
     return status;
+}
+
+bml_status bml_metal_begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
+{
+    size_t n = (size_t)(batch->n_tokens > batch->n_rows ? batch->n_tokens : batch->n_rows);
+    bml_status status = bml_metal_prepare(queue->device, err);
+    if (!status)
+        status = make_room(queue, n ? n : 1, err);
+    if (status)
+        return status;
+    fill_batch(&queue->batch, batch);
+    queue->failure.code = BML_OK;
+    status = open_pass(queue, err);
+    if (status)
+        drop_pass(queue);
+    return status;
+}
+
+/* After a failure there is no encoder, and what is dispatched goes nowhere. */
+void bml_metal_finish(bml_queue *queue)
+{
+    if (!queue->failure.code && !run_pass(queue, &queue->failure))
+        open_pass(queue, &queue->failure);
+}
+
+bml_status bml_metal_end(bml_queue *queue, bml_error *err)
+{
+    if (!queue->failure.code)
+        return run_pass(queue, err);
+    drop_pass(queue);
+    return bml_fail(err, queue->failure.code, "%s", queue->failure.message);
 }
 
 size_t bml_metal_groups_for(bml_metal_kernel kernel, size_t n)

@@ -79,6 +79,7 @@ struct bml_queue {
     bml_metal_batch batch;
     bool plain;             /* only the fourteen plain kernels: what tests hold the others to */
     double seconds, latest; /* the GPU's, of all passes and of the latest */
+    bml_error failure;      /* of a part of this pass, until end reports it; code BML_OK for none */
 };
 
 /* ---- library.m --------------------------------------------------------------------------------*/
@@ -115,6 +116,7 @@ void bml_metal_queue_free(bml_queue *queue);
 int bml_metal_queue_threads(const bml_queue *queue);
 double bml_metal_device_seconds(const bml_queue *queue);
 bml_status bml_metal_begin(bml_queue *queue, const bml_batch *batch, bml_error *err);
+void bml_metal_finish(bml_queue *queue);
 bml_status bml_metal_end(bml_queue *queue, bml_error *err);
 
 enum { BML_METAL_MAX_BINDINGS = 8, BML_METAL_MAX_MEMORIES = 2 };

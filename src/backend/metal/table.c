@@ -33,6 +33,7 @@ const bml_backend *bml_backend_metal(void)
         .argmax = bml_metal_argmax,
         .forward = bml_metal_forward,
         .measure = bml_metal_measure,
+        .finish = bml_metal_finish,
         .device_seconds = bml_metal_device_seconds,
     };
     return &backend;
