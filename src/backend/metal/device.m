@@ -19,7 +19,8 @@ bml_status bml_metal_open(bml_device **out, bml_error *err)
     device->has_matrices = [device->gpu supportsFamily:MTLGPUFamilyApple7];
     bml_status status = BML_OK;
     if (!device->gpu)
-        status = bml_fail(err, BML_ERR_UNSUPPORTED, "this machine has no GPU that speaks Metal");
+        status = bml_fail(err, BML_ERR_UNSUPPORTED,
+                          "no GPU here speaks Metal; --backend cpu runs without one");
     if (!status)
         status = bml_metal_library_new(device, err);
     if (!status) /* also tells whether the GPU can run them at all */
