@@ -5,7 +5,7 @@ if sanitized; then
     echo "skipped: programs of a build with sanitizers need their runtime"
     exit 0
 fi
-build=$(dirname "$bml")
+build=$(dirname "$program")
 prefix=$work/prefix
 cmake --install "$build" --prefix "$prefix" >log 2>&1 || { cat log >&2 && fail "cmake --install"; }
 lib=$(dirname "$(find "$prefix" -name libbml.a)")

@@ -1,5 +1,6 @@
 # Wrong usage gives exit status 2 and one line; help and version are there for every command.
 . "$SOURCE_DIR/tests/cli/common.sh"
+bml=$program # --help shows defaults, which must be the program's own
 
 works --version
 grep -Eqx 'bml [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version prints something else"
