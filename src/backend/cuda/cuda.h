@@ -19,7 +19,7 @@ struct bml_device {
 
 /* The arrays of a batch in device memory. */
 typedef struct bml_cuda_batch {
-    const int32_t *token, *position, *slot, *row;
+    const int32_t *token, *position, *slot, *row, *target;
 } bml_cuda_batch;
 
 struct bml_queue {
@@ -90,6 +90,8 @@ void bml_cuda_heads_merge(bml_queue *queue, bml_buffer *out, const bml_buffer *h
                           int n_head, int head_dim);
 void bml_cuda_residual_add(bml_queue *queue, bml_buffer *x, const bml_buffer *y, size_t n);
 void bml_cuda_gelu(bml_queue *queue, bml_buffer *x, size_t n, bml_activation activation);
+void bml_cuda_score(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
+                    int n_cols);
 void bml_cuda_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
                      int n_cols, int n_valid);
 

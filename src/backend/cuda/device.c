@@ -150,8 +150,9 @@ static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, s
     return error ? bml_cuda_fail(err, error, bytes, "a copy from it") : BML_OK;
 }
 
-/* Numbers of a batch's arrays (four of each token) and of its query tiles (four more). */
-enum { NUMBERS = 8 };
+/* Numbers of a batch's arrays (four of each token), of its query tiles (four more) and its targets.
+ */
+enum { NUMBERS = 9 };
 
 /* Makes room for batches of N tokens or rows. */
 static cudaError_t reserve_batch(bml_queue *queue, size_t n)
@@ -207,6 +208,8 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
     memcpy(host + 2 * most, batch->slot, n * sizeof *host);
     if (n_rows)
         memcpy(host + 3 * most, batch->row, n_rows * sizeof *host);
+    if (n_rows && batch->target)
+        memcpy(host + 8 * most, batch->target, n_rows * sizeof *host);
 
     /* Quantised activations: 64 int8 and a float32 scale a block. */
     size_t scratch = most * bml_cuda_n_blocks(queue->device->max_width) * (BML_CUDA_BLOCK + 4);
@@ -234,7 +237,7 @@ bml_cuda_batch bml_cuda_batch_of(bml_queue *queue)
         bml_cuda_note(queue, cudaMemcpyAsync(d, queue->batch_host, NUMBERS * n * sizeof *d,
                                              cudaMemcpyHostToDevice, queue->stream));
     queue->batch_copied = true;
-    return (bml_cuda_batch){d, d + n, d + 2 * n, d + 3 * n};
+    return (bml_cuda_batch){d, d + n, d + 2 * n, d + 3 * n, d + 8 * n};
 }
 
 void bml_cuda_note(bml_queue *queue, cudaError_t error)
@@ -282,6 +285,7 @@ const bml_backend *bml_backend_cuda(void)
         .residual_add = bml_cuda_residual_add,
         .gelu = bml_cuda_gelu,
         .argmax = bml_cuda_argmax,
+        .score = bml_cuda_score,
         .forward = bml_cuda_forward,
         .measure = bml_cuda_measure,
     };

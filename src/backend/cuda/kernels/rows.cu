@@ -1,4 +1,5 @@
-/* Kernels that fold a row into a number or two: layernorm, softmax, argmax. A block has a row. */
+/* Kernels that fold a row into a number or two: layernorm, softmax, argmax, score. A block has a
+ * row. */
 #include "backend/cuda/kernels/common.cuh"
 
 enum { THREADS = 256, ARGMAX_THREADS = 1024 };
@@ -84,5 +85,40 @@ void bml_cuda_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits
     argmax<<<n_rows, ARGMAX_THREADS, 0, queue->stream>>>(
         (int32_t *)ids->data, of_batch ? queue->ids_host : nullptr, (const float *)logits->data,
         n_cols, n_valid);
+    launched(queue);
+}
+
+static __global__ void score(bml_row_score *scores, const float *logits, const int32_t *targets,
+                             int n_cols)
+{
+    const float *xs = logits + (size_t)blockIdx.x * n_cols;
+    int target = targets[blockIdx.x], before = 0, bad = 0;
+    float own = xs[target], max = -INFINITY;
+    for (int i = threadIdx.x; i < n_cols; i += THREADS) {
+        bad += !isfinite(xs[i]);
+        before += xs[i] > own || (xs[i] == own && i < target);
+        max = larger(max, xs[i]);
+    }
+    bad = fold_block<int>(bad, add);
+    before = fold_block<int>(before, add);
+    max = bad ? NAN : fold_block<float>(max, larger);
+    /* A thread adds up a few hundred terms in float32; the threads' sums are added in float64. */
+    float sum = 0, weighted = 0;
+    for (int i = threadIdx.x; i < n_cols && !bad; i += THREADS) {
+        float d = xs[i] - max, e = expf(d);
+        sum += e;
+        weighted += d * e;
+    }
+    double all = fold_block<double>(sum, add), all_weighted = fold_block<double>(weighted, add);
+    if (threadIdx.x == 0)
+        scores[blockIdx.x] = {max, own, before + 1, all, all_weighted};
+}
+
+void bml_cuda_score(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
+                    int n_cols)
+{
+    score<<<n_rows, THREADS, 0, queue->stream>>>((bml_row_score *)scores->data,
+                                                 (const float *)logits->data,
+                                                 bml_cuda_batch_of(queue).target, n_cols);
     launched(queue);
 }
