@@ -92,9 +92,9 @@ typedef struct bml_batch {
 
 /* A row of logits seen from one target id. */
 typedef struct bml_row_score {
-    float max, target;    /* the largest logit, NaN if any is not finite; the target's */
-    int32_t rank;         /* 1 for the largest; of equal logits the lower id comes first */
-    double sum, weighted; /* over all ids: e^d and d e^d with d = logit - max */
+    float max, target;   /* the largest logit, NaN if any is not finite; the target's */
+    int32_t rank;        /* 1 for the largest; of equal logits the lower id comes first */
+    float sum, weighted; /* over all ids: e^d and d e^d with d = logit - max */
 } bml_row_score;
 
 /* Keys and values of every layer: k[l] and v[l] are [n_slots, H, n_ctx, D] of dtype. */

@@ -25,6 +25,7 @@ static bml_row_score score_row(const float *logits, size_t n, int32_t target)
 {
     bml_row_score score = {.max = logits[0], .target = logits[target], .rank = 1};
     float check = 0;
+    double sum = 0, weighted = 0;
     for (size_t i = 0; i < n; i++) {
         check += logits[i] - logits[i]; /* stays 0 only if all are finite */
         score.max = logits[i] > score.max ? logits[i] : score.max;
@@ -35,9 +36,11 @@ static bml_row_score score_row(const float *logits, size_t n, int32_t target)
         score.max = NAN;
     for (size_t i = 0; i < n && check == 0; i++) {
         double d = (double)logits[i] - (double)score.max;
-        score.sum += exp(d);
-        score.weighted += d * exp(d);
+        sum += exp(d);
+        weighted += d * exp(d);
     }
+    score.sum = (float)sum;
+    score.weighted = (float)weighted;
     return score;
 }
 
@@ -74,12 +77,13 @@ static bml_status score_window(scorer *w, const int32_t *ids, size_t begin, size
         status = score_pass(w, n, rows, err);
         for (size_t r = 0; r < rows && !status; r++) {
             const bml_row_score *row = &w->rows[r];
+            double sum = row->sum;
             if (!isfinite(row->max))
                 return bml_fail(err, BML_ERR_NUMERIC,
                                 "the logits that predict token %zu are not finite", to + r);
             scores[to + r] = (bml_token_score){
-                .logprob = (double)row->target - (double)row->max - log(row->sum),
-                .entropy = log(row->sum) - row->weighted / row->sum,
+                .logprob = (double)row->target - (double)row->max - log(sum),
+                .entropy = log(sum) - (double)row->weighted / sum,
                 .rank = row->rank,
                 .scored = true,
             };

@@ -50,7 +50,7 @@ double bml_metal_device_seconds(const bml_queue *queue)
 
 static bml_status make_room(bml_queue *queue, size_t n, bml_error *err)
 {
-    enum { ARRAYS = 6, AT_LEAST = 1024 }; /* so that sessions with the usual chunk never grow it */
+    enum { ARRAYS = 7, AT_LEAST = 1024 }; /* so that sessions with the usual chunk never grow it */
     bml_metal_batch *b = &queue->batch;
     size_t capacity = (n > AT_LEAST ? n : AT_LEAST), stride = capacity * sizeof(int32_t);
     bml_buffer larger;
@@ -67,7 +67,8 @@ static bml_status make_room(bml_queue *queue, size_t n, bml_error *err)
                            .slot = 2 * stride,
                            .row = 3 * stride,
                            .group_first = 4 * stride,
-                           .group_size = 5 * stride};
+                           .group_size = 5 * stride,
+                           .target = 6 * stride};
     return BML_OK;
 }
 
@@ -109,6 +110,8 @@ static void fill_batch(bml_metal_batch *b, const bml_batch *batch)
     b->n_tokens = batch->n_tokens;
     if (batch->n_rows)
         memcpy(data + b->row, batch->row, (size_t)batch->n_rows * sizeof(int32_t));
+    if (batch->n_rows && batch->target)
+        memcpy(data + b->target, batch->target, (size_t)batch->n_rows * sizeof(int32_t));
     if (!batch->n_tokens)
         return;
     memcpy(data + b->token, batch->token, bytes);

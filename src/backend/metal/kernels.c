@@ -137,3 +137,20 @@ void bml_metal_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logit
                                                 .memory = {SIMDGROUPS, 2 * SIMDGROUPS},
                                                 .n_groups = (size_t)n_rows});
 }
+
+_Static_assert(sizeof(row_score) == sizeof(bml_row_score), "score.metal writes these");
+
+void bml_metal_score(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
+                     int n_cols)
+{
+    score_args args = {(uint32_t)n_cols};
+    bml_metal_dispatch(
+        queue, &(bml_metal_call){
+                   .kernel = BML_METAL_SCORE,
+                   .buffers = {{scores, 0}, {logits, 0}, batch_array(queue, queue->batch.target)},
+                   .n_buffers = 3,
+                   .args = &args,
+                   .args_bytes = sizeof args,
+                   .memory = {SCRATCH_FLOATS},
+                   .n_groups = (size_t)n_rows});
+}

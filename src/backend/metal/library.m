@@ -42,6 +42,7 @@ static const struct {
     [BML_METAL_RESIDUAL_ADD] = {"residual_add", 256, 0, false},
     [BML_METAL_GELU] = {"gelu", 256, 0, false},
     [BML_METAL_ARGMAX] = {"argmax", ARGMAX_THREADS, 0, false},
+    [BML_METAL_SCORE] = {"score", ROW_THREADS, 0, false},
     [BML_METAL_MEASURE_READ] = {"measure_read", 256, 0, false},
     [BML_METAL_MEASURE_MULTIPLY] = {"measure_multiply", 256, 0, false},
 };

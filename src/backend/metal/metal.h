@@ -44,6 +44,7 @@ typedef enum bml_metal_kernel {
     BML_METAL_RESIDUAL_ADD,
     BML_METAL_GELU,
     BML_METAL_ARGMAX,
+    BML_METAL_SCORE,
     BML_METAL_MEASURE_READ,
     BML_METAL_MEASURE_MULTIPLY,
     BML_METAL_N_KERNELS
@@ -65,8 +66,8 @@ struct bml_device {
  * slot: arrays of int32, side by side in one buffer. */
 typedef struct bml_metal_batch {
     bml_buffer buffer;
-    size_t capacity;                                            /* entries of each array */
-    size_t token, position, slot, row, group_first, group_size; /* where the arrays begin, bytes */
+    size_t capacity;                                                    /* entries of each array */
+    size_t token, position, slot, row, target, group_first, group_size; /* where the arrays begin */
     int n_tokens, n_groups;
     bool one_a_slot; /* no two tokens of the batch are of one slot */
 } bml_metal_batch;
@@ -207,6 +208,9 @@ void bml_metal_residual_add(bml_queue *queue, bml_buffer *x, const bml_buffer *y
 void bml_metal_gelu(bml_queue *queue, bml_buffer *x, size_t n, bml_activation activation);
 void bml_metal_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
                       int n_cols, int n_valid);
+
+void bml_metal_score(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
+                     int n_cols);
 
 /* ---- pass.c, measure.c, table.c ---------------------------------------------------------------*/
 

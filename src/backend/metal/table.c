@@ -31,6 +31,7 @@ const bml_backend *bml_backend_metal(void)
         .residual_add = bml_metal_residual_add,
         .gelu = bml_metal_gelu,
         .argmax = bml_metal_argmax,
+        .score = bml_metal_score,
         .forward = bml_metal_forward,
         .measure = bml_metal_measure,
         .finish = bml_metal_finish,

@@ -29,6 +29,7 @@ static bml_row_score score_row(const float *x, size_t n, size_t target)
         return score;
     }
     /* Sums of up to 64 vectors in float32, and of these in float64. */
+    double all = 0, all_weighted = 0;
     for (size_t block = 0; block < n; block += 64 * VL) {
         size_t end = n - block < 64 * VL ? n : block + 64 * VL;
         vf sum = {0}, weighted = {0};
@@ -39,9 +40,11 @@ static bml_row_score score_row(const float *x, size_t n, size_t target)
             sum += e;
             weighted = vf_fma(d, e, weighted);
         }
-        score.sum += (double)vf_sum(sum);
-        score.weighted += (double)vf_sum(weighted);
+        all += (double)vf_sum(sum);
+        all_weighted += (double)vf_sum(weighted);
     }
+    score.sum = (float)all;
+    score.weighted = (float)all_weighted;
     return score;
 }
 

@@ -111,7 +111,7 @@ static __global__ void score(bml_row_score *scores, const float *logits, const i
     }
     double all = fold_block<double>(sum, add), all_weighted = fold_block<double>(weighted, add);
     if (threadIdx.x == 0)
-        scores[blockIdx.x] = {max, own, before + 1, all, all_weighted};
+        scores[blockIdx.x] = {max, own, before + 1, (float)all, (float)all_weighted};
 }
 
 void bml_cuda_score(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,

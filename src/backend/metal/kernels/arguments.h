@@ -89,6 +89,17 @@ typedef struct elements_args {
     uint32_t n, activation;
 } elements_args;
 
+/* bml_row_score */
+typedef struct row_score {
+    float max, target;
+    int32_t rank;
+    float sum, weighted;
+} row_score;
+
+typedef struct score_args {
+    uint32_t n_cols;
+} score_args;
+
 typedef struct argmax_args {
     uint32_t n_cols, n_valid;
 } argmax_args;

@@ -128,6 +128,18 @@ static inline float threadgroup_sum(float x, threadgroup float *scratch, place a
     return x;
 }
 
+/* The same for the largest. */
+static inline float threadgroup_max(float x, threadgroup float *scratch, place at)
+{
+    x = simd_max(x);
+    if (at.lane == 0)
+        scratch[at.simdgroup] = x;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    x = simd_max(at.lane < ROW_THREADS / SIMD_WIDTH ? scratch[at.lane] : -INFINITY);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    return x;
+}
+
 static inline float4 simd_shuffle_xor4(float4 x, ushort mask)
 {
     return float4(simd_shuffle_xor(x.x, mask), simd_shuffle_xor(x.y, mask),

@@ -1,17 +1,6 @@
 /* softmax: each row in place, exp(x - max) / sum; a row of all -inf gives zeros. */
 #include "common.metal"
 
-static inline float threadgroup_max(float x, threadgroup float *scratch, place at)
-{
-    x = simd_max(x);
-    if (at.lane == 0)
-        scratch[at.simdgroup] = x;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    x = simd_max(at.lane < ROW_THREADS / SIMD_WIDTH ? scratch[at.lane] : -INFINITY);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return x;
-}
-
 /* A row a threadgroup. */
 kernel void softmax(device float *x [[buffer(0)]], constant softmax_args &args [[buffer(1)]],
                     threadgroup float *scratch [[threadgroup(0)]],
