@@ -1,7 +1,9 @@
 /* What the host tells each kernel besides its buffers; read by C and by Metal. */
 #pragma once
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+#include <metal_stdlib>
+#else
 #include <stdint.h>
 #endif
 
