@@ -198,7 +198,7 @@ size_t bml_metal_groups_for(bml_metal_kernel kernel, size_t n)
     return (n + threads - 1) / threads;
 }
 
-static void bind(bml_queue *queue, const bml_metal_binding *binding, NSUInteger index)
+static void set_buffer(bml_queue *queue, const bml_metal_binding *binding, NSUInteger index)
 {
     const bml_buffer *b = binding->buffer;
     if (!b || !b->native)
@@ -215,7 +215,7 @@ void bml_metal_dispatch(bml_queue *queue, const bml_metal_call *call)
     NSUInteger threads = (NSUInteger)bml_metal_threads(call->kernel), n = 0;
     [queue->encoder setComputePipelineState:queue->device->pipelines[call->kernel][call->format]];
     for (; n < (NSUInteger)call->n_buffers; n++)
-        bind(queue, &call->buffers[n], n);
+        set_buffer(queue, &call->buffers[n], n);
     [queue->encoder setBytes:call->args length:call->args_bytes atIndex:n];
     for (NSUInteger m = 0; m < BML_METAL_MAX_MEMORIES && call->memory[m]; m++) {
         size_t bytes = (call->memory[m] * sizeof(float) + 15) / 16 * 16; /* as Metal wants it */
