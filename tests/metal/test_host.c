@@ -98,6 +98,20 @@ static void test_weights_in_place(void **state)
     }
 }
 
+/* Where Metal does not take the file's pages, as on virtual machines, they are copied. */
+static void test_weights_copied(void **state)
+{
+    (void)state;
+    standin_refuse_pages(true);
+    bml_model *model = load(TINY, BML_WEIGHTS_FILE);
+    standin_refuse_pages(false);
+    const bml_buffer *wte = &model->weights.wte.buffer;
+    const void *mapped = model->checkpoint->wte.data;
+    assert_ptr_not_equal(wte->data, mapped);
+    assert_memory_equal(wte->data, mapped, wte->bytes);
+    bml_model_free(model);
+}
+
 static void test_nothing_leaks(void **state)
 {
     (void)state;
@@ -334,6 +348,7 @@ int main(void)
         cmocka_unit_test(test_one_command_buffer_a_pass),
         cmocka_unit_test(test_dispatches_of_a_step),
         cmocka_unit_test(test_weights_in_place),
+        cmocka_unit_test(test_weights_copied),
         cmocka_unit_test(test_nothing_leaks),
         cmocka_unit_test(test_sessions_in_threads),
         cmocka_unit_test(test_no_device),

@@ -52,13 +52,13 @@ void bml_metal_close(bml_device *device)
     free(device);
 }
 
-/* NATIVE, retained for the buffer, holds its BYTES from DATA on. */
-static bml_status finish_buffer(id<MTLBuffer> native, void *data, size_t bytes, bml_buffer *buffer,
+/* NATIVE, retained for the buffer, holds its BYTES. */
+static bml_status finish_buffer(id<MTLBuffer> native, size_t bytes, bml_buffer *buffer,
                                 bml_error *err)
 {
     if (!native)
         return bml_fail_memory(err, bytes, "a buffer of the GPU");
-    *buffer = (bml_buffer){.data = data ? data : native.contents, .native = native, .bytes = bytes};
+    *buffer = (bml_buffer){.data = native.contents, .native = native, .bytes = bytes};
     return BML_OK;
 }
 
@@ -67,7 +67,7 @@ bml_status bml_metal_buffer_new(bml_device *device, size_t bytes, bml_buffer *bu
 {
     return finish_buffer([device->gpu newBufferWithLength:bytes ? bytes : 1
                                                   options:MTLResourceStorageModeShared],
-                         NULL, bytes, buffer, err);
+                         bytes, buffer, err);
 }
 
 void bml_metal_buffer_free(bml_device *device, bml_buffer *buffer)
@@ -77,17 +77,22 @@ void bml_metal_buffer_free(bml_device *device, bml_buffer *buffer)
     *buffer = (bml_buffer){0};
 }
 
-/* The pages of a mapped file that hold DATA become a buffer as they are. */
-static bml_status wrap_pages(bml_device *device, void *data, size_t bytes, bml_buffer *buffer,
-                             bml_error *err)
+/* The pages of a mapped file that hold DATA become a buffer as they are. False where Metal does not
+ * take them, as on virtual machines. */
+static bool wrap_pages(bml_device *device, void *data, size_t bytes, bml_buffer *buffer)
 {
     uintptr_t page = (uintptr_t)getpagesize(), begin = (uintptr_t)data / page * page;
     size_t length = ((uintptr_t)data + bytes + page - 1) / page * page - begin;
-    return finish_buffer([device->gpu newBufferWithBytesNoCopy:(void *)begin
-                                                        length:length
-                                                       options:MTLResourceStorageModeShared
-                                                   deallocator:nil],
-                         data, bytes, buffer, err);
+    id<MTLBuffer> native = [device->gpu newBufferWithBytesNoCopy:(void *)begin
+                                                          length:length
+                                                         options:MTLResourceStorageModeShared
+                                                     deallocator:nil];
+    if (native.length != length) {
+        [native release];
+        return false;
+    }
+    *buffer = (bml_buffer){.data = data, .native = native, .bytes = bytes};
+    return true;
 }
 
 static bml_status copy_bytes(bml_device *device, const void *data, size_t bytes, bml_buffer *buffer,
@@ -96,7 +101,7 @@ static bml_status copy_bytes(bml_device *device, const void *data, size_t bytes,
     return finish_buffer([device->gpu newBufferWithBytes:data
                                                   length:bytes
                                                  options:MTLResourceStorageModeShared],
-                         NULL, bytes, buffer, err);
+                         bytes, buffer, err);
 }
 
 /* The formats of kernels/arguments.h, a bit each. */
@@ -117,9 +122,8 @@ bml_status bml_metal_weight_new(bml_device *device, const bml_matrix *matrix, bo
     bml_weight w = host;
     void *data = host.buffer.data;
     w.owned = true;
-    if (matrix->mapped && !host.owned && (uintptr_t)data % BINDING_ALIGNMENT == 0)
-        status = wrap_pages(device, data, host.buffer.bytes, &w.buffer, err);
-    else
+    bool in_place = matrix->mapped && !host.owned && (uintptr_t)data % BINDING_ALIGNMENT == 0;
+    if (!in_place || !wrap_pages(device, data, host.buffer.bytes, &w.buffer))
         status = copy_bytes(device, data, host.buffer.bytes, &w.buffer, err);
     cpu->weight_free(device->host, &host);
     if (status)

@@ -17,7 +17,7 @@ extern const metal_compiled *const *bml_metal_kernels(void);
 
 static standin_counts counts;
 static const metal_compiled *const *library_kernels;
-static bool no_device, no_matrices, pipelines_fail, buffers_fail, fast_math_assumed;
+static bool no_device, no_matrices, pipelines_fail, buffers_fail, pages_refused, fast_math_assumed;
 
 standin_counts standin_get_counts(void)
 {
@@ -44,6 +44,11 @@ void standin_fail_pipelines(bool fail)
 void standin_fail_buffers(bool fail)
 {
     buffers_fail = fail;
+}
+
+void standin_refuse_pages(bool refuse)
+{
+    pages_refused = refuse;
 }
 
 void standin_assume_fast_math(bool assume)
@@ -555,6 +560,8 @@ static void *aligned(size_t bytes)
         metal_fault("newBufferWithBytesNoCopy: memory and length must be whole pages");
         return nil;
     }
+    if (pages_refused)
+        return nil;
     StandinBuffer *new = [ self newBuffer : bytes length : length owned : false ];
     counts.wrapped += new != nil;
     return new;

@@ -24,6 +24,7 @@ void standin_use_library(const metal_compiled *const *kernels);
 void standin_set_device(bool present, bool has_matrices);
 void standin_fail_pipelines(bool fail);
 void standin_fail_buffers(bool fail);
+void standin_refuse_pages(bool refuse); /* buffers over the caller's own memory */
 
 /* As though compile options had asked for fast math. */
 void standin_assume_fast_math(bool assume);
