@@ -33,7 +33,13 @@ static things set_up(void)
         [[library newFunctionWithName:@"gelu"
                        constantValues:[[MTLFunctionConstantValues new] autorelease]
                                 error:nil] autorelease];
-    t.gelu = [[t.device newComputePipelineStateWithFunction:function error:nil] autorelease];
+    MTLComputePipelineDescriptor *descriptor = [[MTLComputePipelineDescriptor new] autorelease];
+    descriptor.computeFunction = function;
+    descriptor.maxTotalThreadsPerThreadgroup = 256;
+    t.gelu = [[t.device newComputePipelineStateWithDescriptor:descriptor
+                                                      options:MTLPipelineOptionNone
+                                                   reflection:nil
+                                                        error:nil] autorelease];
     t.commands = [t.queue commandBufferWithUnretainedReferences];
     t.encoder = [t.commands computeCommandEncoder];
     return t;

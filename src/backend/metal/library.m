@@ -85,8 +85,16 @@ static bml_status make_pipeline(bml_device *device, int kernel, unsigned format,
                               constantValues:constants
                                        error:&error];
     id<MTLComputePipelineState> pipeline = nil;
-    if (function)
-        pipeline = [device->gpu newComputePipelineStateWithFunction:function error:&error];
+    if (function) {
+        MTLComputePipelineDescriptor *descriptor = [[MTLComputePipelineDescriptor new] autorelease];
+        descriptor.computeFunction = function;
+        /* Asked for, lest the compiler spend registers that fewer threads would have. */
+        descriptor.maxTotalThreadsPerThreadgroup = (NSUInteger)kernels[kernel].threads;
+        pipeline = [device->gpu newComputePipelineStateWithDescriptor:descriptor
+                                                              options:MTLPipelineOptionNone
+                                                           reflection:nil
+                                                                error:&error];
+    }
     [function release];
     if (!pipeline)
         return bml_fail(err, BML_ERR_DEVICE, "the Metal kernel %s does not compile: %s", name,

@@ -135,15 +135,25 @@ static void set_error(NSError **error, const char *text)
 }
 @end
 
+@implementation MTLComputePipelineDescriptor
+@synthesize computeFunction, maxTotalThreadsPerThreadgroup;
+- (void)dealloc
+{
+    [computeFunction release];
+    [super dealloc];
+}
+@end
+
 @interface StandinPipeline : NSObject <MTLComputePipelineState> {
   @public
     StandinFunction *function;
+    NSUInteger most_threads;
 }
 @end
 @implementation StandinPipeline
 - (NSUInteger)maxTotalThreadsPerThreadgroup
 {
-    return METAL_MAX_THREADS;
+    return most_threads;
 }
 
 - (NSUInteger)threadExecutionWidth
@@ -291,6 +301,11 @@ static void free_copies(command *c)
     if (groups.height != 1 || groups.depth != 1 || threads.height != 1 || threads.depth != 1 ||
         groups.width > UINT32_MAX || threads.width > UINT32_MAX) {
         metal_fault("dispatchThreadgroups: the stand-in has grids of one dimension");
+        return;
+    }
+    if (threads.width > now.pipeline->most_threads) {
+        metal_fault("dispatchThreadgroups: %lu threads; the pipeline allows %lu", threads.width,
+                    now.pipeline->most_threads);
         return;
     }
     command *c = malloc(sizeof *c);
@@ -487,15 +502,21 @@ static double now(void)
     return new;
 }
 
-- (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function
-                                                             error:(NSError **)error
+- (id<MTLComputePipelineState>)newComputePipelineStateWithDescriptor:
+                                   (MTLComputePipelineDescriptor *)descriptor
+                                                             options:(MTLPipelineOption)options
+                                                          reflection:(id *)reflection
+                                                               error:(NSError **)error
 {
+    (void)options, (void)reflection;
     if (pipelines_fail) {
         set_error(error, "the test wants no pipelines");
         return nil;
     }
     StandinPipeline *new = [ StandinPipeline new ];
-    new->function = [ (StandinFunction *)function retain ];
+    NSUInteger most = [descriptor maxTotalThreadsPerThreadgroup];
+    new->function = [ (StandinFunction *)[descriptor computeFunction] retain ];
+    new->most_threads = most ? most : METAL_MAX_THREADS;
     counts.pipelines++;
     return new;
 }

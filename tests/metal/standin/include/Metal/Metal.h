@@ -13,6 +13,7 @@ static inline MTLSize MTLSizeMake(NSUInteger width, NSUInteger height, NSUIntege
 typedef enum MTLResourceOptions { MTLResourceStorageModeShared = 0 } MTLResourceOptions;
 typedef enum MTLGPUFamily { MTLGPUFamilyApple7 = 1007 } MTLGPUFamily;
 typedef enum MTLDataType { MTLDataTypeUInt = 33 } MTLDataType;
+typedef enum MTLPipelineOption { MTLPipelineOptionNone = 0 } MTLPipelineOption;
 typedef enum MTLCommandBufferStatus {
     MTLCommandBufferStatusNotEnqueued = 0,
     MTLCommandBufferStatusCommitted = 2,
@@ -40,6 +41,14 @@ typedef enum MTLCommandBufferStatus {
 - (id<MTLFunction>)newFunctionWithName:(NSString *)name
                         constantValues:(MTLFunctionConstantValues *)values
                                  error:(NSError **)error;
+@end
+
+@interface MTLComputePipelineDescriptor : NSObject {
+    id<MTLFunction> computeFunction;
+    NSUInteger maxTotalThreadsPerThreadgroup;
+}
+@property(nonatomic, retain) id<MTLFunction> computeFunction;
+@property(nonatomic) NSUInteger maxTotalThreadsPerThreadgroup; /* 0: as many as can be */
 @end
 
 @protocol MTLComputePipelineState <NSObject>
@@ -82,8 +91,11 @@ typedef enum MTLCommandBufferStatus {
 - (id<MTLLibrary>)newLibraryWithSource:(NSString *)source
                                options:(MTLCompileOptions *)options
                                  error:(NSError **)error;
-- (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function
-                                                             error:(NSError **)error;
+- (id<MTLComputePipelineState>)newComputePipelineStateWithDescriptor:
+                                   (MTLComputePipelineDescriptor *)descriptor
+                                                             options:(MTLPipelineOption)options
+                                                          reflection:(id *)reflection
+                                                               error:(NSError **)error;
 - (id<MTLCommandQueue>)newCommandQueue;
 - (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options;
 - (id<MTLBuffer>)newBufferWithBytes:(const void *)bytes
