@@ -13,9 +13,6 @@
  * long context costs what is used of it. */
 static const size_t map_threshold = (size_t)1 << 20;
 
-/* Weights are read from end to end: pages of 2 MB spare most of the address translation. */
-static const size_t huge_threshold = (size_t)4 << 20;
-
 bml_status bml_cpu_open(bml_device **out, bml_error *err)
 {
     bml_device *device = bml_calloc(1, sizeof *device);
@@ -71,6 +68,8 @@ bml_status bml_cpu_weight_memory(bml_device *device, size_t bytes, bml_buffer *b
     if (!status)
         status = bml_cpu_buffer_new(device, bytes, buffer, err);
 #ifdef MADV_HUGEPAGE
+    /* Weights are read from end to end: pages of 2 MB spare most of the address translation. */
+    const size_t huge_threshold = (size_t)4 << 20;
     if (!status && bytes >= huge_threshold) /* only advice: the memory works without */
         madvise(buffer->data, bytes, MADV_HUGEPAGE);
 #endif
