@@ -63,7 +63,7 @@ ${CC:-cc} -std=c11 -Wall -Wextra -Werror hello.c $(flags --cflags --libs) -Wl,-r
 grep -q '^Once upon a time.' out || fail "hello tells no story"
 # shellcheck disable=SC2046
 ${CC:-cc} -std=c11 hello.c $(flags --cflags) "$lib/libbml.a" \
-    $(flags --static --libs-only-L --libs-only-l | sed 's/-lbml //') -o hello_static || fail "hello.c does not build with the static library"
+    $(flags --static --libs | sed 's/-lbml //') -o hello_static || fail "hello.c does not build with the static library"
 mv out shared_out
 ./hello_static 'Once upon a time' >out 2>err || fail "hello_static does not run"
 cmp -s out shared_out || fail "the static and the shared library differ"
