@@ -145,6 +145,8 @@ static cudaError_t decoder_of(bml_queue *queue, const bml_weights *w, const bml_
     if (!error)
         error = cudaFuncSetAttribute(d->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      queue->device->shared_bytes);
+    if (!error) /* the queue's stream does not wait for the copies */
+        error = cudaStreamSynchronize(0);
     if (error)
         bml_cuda_decoder_free(d);
     else

@@ -65,6 +65,15 @@ static void convert_on_device(void *to, bml_dtype to_dtype, const void *from,
     });
 }
 
+/* To be called behind a launch: waits for the default stream. Every way into a weight ends with
+ * such a wait: sessions' streams do not wait for this one, and a copy from pageable memory may
+ * return before it has arrived. */
+static cudaError_t finish(void)
+{
+    cudaError_t error = cudaGetLastError();
+    return error ? error : cudaStreamSynchronize(0);
+}
+
 static bml_status fail(bml_error *err, bml_weight *w, cudaError_t error)
 {
     cudaFree(w->buffer.data);
@@ -80,6 +89,8 @@ static bml_status float_rows(const bml_matrix *matrix, bool out_in, bml_weight *
     if (!turn && matrix->dtype == w->dtype) {
         if (!error)
             error = cudaMemcpy(w->buffer.data, matrix->data, file_bytes, cudaMemcpyHostToDevice);
+        if (!error)
+            error = cudaStreamSynchronize(0);
         return error ? fail(err, w, error) : BML_OK;
     }
     staging file;
@@ -89,7 +100,7 @@ static bml_status float_rows(const bml_matrix *matrix, bool out_in, bml_weight *
         error = cudaMemcpy(file.data, matrix->data, file_bytes, cudaMemcpyHostToDevice);
     if (!error) {
         convert_on_device(w->buffer.data, w->dtype, file.data, matrix, turn);
-        error = cudaDeviceSynchronize();
+        error = finish();
     }
     return error ? fail(err, w, error) : BML_OK;
 }
@@ -158,7 +169,7 @@ static bml_status packed_rows(bml_device *device, const bml_matrix *matrix, bool
         rows_of_tiles<<<blocks_for(threads, 256), 256>>>(
             (char *)w->buffer.data, (const char *)s.data, w->format, n_in, n_out,
             bml_tile_bytes(w->format, n_in), bml_tile_header(w->format, n_in));
-        error = cudaDeviceSynchronize();
+        error = finish();
     }
     cpu->weight_free(device->packer, &tiles);
     return error ? fail(err, w, error) : BML_OK;
