@@ -321,15 +321,21 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
 
     /* Other splits write other words: their tags would not be one use old. */
     if (p.n_splits != d->n_splits) {
-        bml_cuda_note(queue, cudaMemsetAsync(d->out.qkv, 0, d->exchange_bytes, queue->stream));
+        error = cudaMemsetAsync(d->out.qkv, 0, d->exchange_bytes, queue->stream);
         d->use = d->best_use = 0;
         d->n_splits = p.n_splits;
     }
     p.use = d->use;
     p.best_use = d->best_use;
     void *arguments[] = {&p};
-    bml_cuda_note(queue, cudaLaunchCooperativeKernel(d->kernel, d->n_blocks, THREADS, arguments,
-                                                     bytes, queue->stream));
+    if (!error)
+        error = cudaLaunchCooperativeKernel(d->kernel, d->n_blocks, THREADS, arguments, bytes,
+                                            queue->stream);
+    if (error) { /* nothing was written: the next launch begins with cleared words */
+        bml_cuda_note(queue, error);
+        d->n_splits = 0;
+        return;
+    }
     d->use += (uint32_t)c->n_layer;
     if (p.want_row && n_valid) {
         d->best_use++;
