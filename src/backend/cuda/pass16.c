@@ -14,7 +14,7 @@
 /* What a graph depends on: whatever else a pass needs, its kernels read from the batch's arrays. */
 typedef struct shape {
     int n_tokens, n_rows, n_valid;
-    const void *batch; /* device memory of the arrays */
+    const void *batch, *ids; /* device memory of the arrays, and where ids go on the host */
 } shape;
 
 struct bml_cuda_graph {
@@ -166,8 +166,12 @@ static cudaGraphExec_t capture(const pass *p, int n_valid)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    if (cudaStreamBeginCapture(p->queue->stream, cudaStreamCaptureModeThreadLocal))
+    if (p->queue->error) /* the pass has failed already */
         return NULL;
+    if (cudaStreamBeginCapture(p->queue->stream, cudaStreamCaptureModeThreadLocal)) {
+        cudaGetLastError();
+        return NULL;
+    }
     enqueue(p, n_valid);
     if (!cudaStreamEndCapture(p->queue->stream, &graph) && !p->queue->error &&
         cudaGraphInstantiate(&exec, graph, 0))
@@ -184,12 +188,13 @@ static cudaGraphExec_t capture(const pass *p, int n_valid)
 static void step(const pass *p, int n_valid)
 {
     bml_queue *queue = p->queue;
-    shape now = {p->n_tokens, queue->batch->n_rows, n_valid, queue->batch_device};
+    shape now = {p->n_tokens, queue->batch->n_rows, n_valid, queue->batch_device, queue->ids_host};
     if (!queue->graph)
         queue->graph = bml_calloc(1, sizeof *queue->graph);
     bml_cuda_graph *g = queue->graph;
     bool again = g && g->shape.n_tokens == now.n_tokens && g->shape.n_rows == now.n_rows &&
-                 g->shape.n_valid == now.n_valid && g->shape.batch == now.batch;
+                 g->shape.n_valid == now.n_valid && g->shape.batch == now.batch &&
+                 g->shape.ids == now.ids;
     if (again && !g->graph)
         g->graph = capture(p, n_valid);
     if (again && g->graph) {
