@@ -9,6 +9,7 @@
 #include "backend/cuda/product_few.h"
 #include "base/memory.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 /* What a graph depends on: whatever else a pass needs, its kernels read from the batch's arrays. */
@@ -38,6 +39,9 @@ bool bml_cuda_can_pass16(const bml_weights *w, const bml_kv_cache *cache)
 {
     bool fits = (cache->dtype == BML_BF16 || cache->dtype == BML_F16) && cache->head_dim <= 256 &&
                 is16(&w->lm_head.w, cache->dtype);
+    /* place16 (epilogue.cuh) counts the cache's rows in an int. */
+    size_t heads = (size_t)cache->n_slots * (size_t)cache->n_head;
+    fits = fits && heads <= (size_t)INT_MAX / (size_t)cache->n_ctx;
     for (int i = 0; i < w->config.n_layer && fits; i++) {
         const bml_layer_weights *l = &w->layers[i];
         fits = is16(&l->c_attn.w, cache->dtype) && is16(&l->c_proj.w, cache->dtype) &&
