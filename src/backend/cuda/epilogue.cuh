@@ -205,7 +205,7 @@ __device__ __forceinline__ void activate(float *d, bml_activation activation)
     case BML_ACT_RELU:
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            d[i] = fmaxf(d[i], 0.f);
+            d[i] = d[i] < 0.f ? 0.f : d[i]; /* NaN stays NaN */
     }
 }
 
