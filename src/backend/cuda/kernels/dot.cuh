@@ -68,8 +68,8 @@ template <bml_weight_format F> struct dot_format {
         float inverse = max > 0 && finite ? 127 / max : 0;
         char4 bytes = {};
         if (finite)
-            bytes = make_char4((char)rintf(v.x * inverse), (char)rintf(v.y * inverse),
-                               (char)rintf(v.z * inverse), (char)rintf(v.w * inverse));
+            bytes = make_char4((int8_t)rintf(v.x * inverse), (int8_t)rintf(v.y * inverse),
+                               (int8_t)rintf(v.z * inverse), (int8_t)rintf(v.w * inverse));
         ((char4 *)a.memory)[i] = bytes;
         if (i % 16 == 0)
             ((float *)(a.memory + a.scales))[i / 16] = finite ? max / 127 : NAN;

@@ -106,8 +106,8 @@ static __global__ void quantize(int8_t *q, float *scales, const float *x, int n_
     float inverse = max > 0 && finite ? 127 / max : 0;
     char4 bytes = {};
     if (finite)
-        bytes = make_char4((char)rintf(v[0] * inverse), (char)rintf(v[1] * inverse),
-                           (char)rintf(v[2] * inverse), (char)rintf(v[3] * inverse));
+        bytes = make_char4((int8_t)rintf(v[0] * inverse), (int8_t)rintf(v[1] * inverse),
+                           (int8_t)rintf(v[2] * inverse), (int8_t)rintf(v[3] * inverse));
     ((char4 *)q)[block * 16 + part] = bytes;
     if (part == 0)
         scales[block] = finite ? max / 127 : NAN;
