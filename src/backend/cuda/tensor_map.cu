@@ -8,19 +8,23 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
 /* The driver's function, asked for at run time: the program then starts without a driver. */
 static encode_fn find_encode(void)
 {
-    void *entry = NULL;
+    static void *known; /* the same for every thread that looks for it */
+    void *entry = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (entry)
+        return (encode_fn)entry;
     cudaDriverEntryPointQueryResult found;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
                                          &found) != cudaSuccess ||
         found != cudaDriverEntryPointSuccess)
         return NULL;
+    __atomic_store_n(&known, entry, __ATOMIC_RELAXED);
     return (encode_fn)entry;
 }
 
 cudaError_t bml_cuda_tensor_map(CUtensorMap *map, bml_dtype type, const void *base, int rank,
                                 const uint64_t *size, const uint64_t *pitch, int box_rows)
 {
-    static const encode_fn encode = find_encode();
+    encode_fn encode = find_encode();
     cuuint64_t sizes[3], pitches[2];
     cuuint32_t box[3] = {64, (cuuint32_t)box_rows, 1}, step[3] = {1, 1, 1};
     for (int i = 0; i < rank; i++)
