@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     }
 #endif
     if (split == 0 && threadIdx.x < LANES) {
-        T out[8];
+        alignas(16) T out[8];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             out[i] = (T)(own.v[i] / own.sum);

@@ -181,8 +181,7 @@ template <class T> static const void *kernel_for(int m, bool norm)
     return norm      ? (const void *)product<T, 1, true>
            : m <= 8  ? (const void *)product<T, 1, false>
            : m <= 16 ? (const void *)product<T, 2, false>
-           : m <= 32 ? (const void *)product<T, 4, false>
-                     : (const void *)product<T, 8, false>;
+                     : (const void *)product<T, 4, false>;
 }
 
 cudaError_t bml_cuda_product_few(const bml_cuda_product *p, const bml_cuda_norm *norm,
