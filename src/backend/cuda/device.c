@@ -254,6 +254,11 @@ static bml_status end(bml_queue *queue, bml_error *err)
     return queue->error ? bml_cuda_fail(err, queue->error, 0, "a pass") : BML_OK;
 }
 
+static void finish(bml_queue *queue)
+{
+    bml_cuda_note(queue, cudaStreamSynchronize(queue->stream));
+}
+
 const bml_backend *bml_backend_cuda(void)
 {
     static const bml_backend backend = {
@@ -288,6 +293,7 @@ const bml_backend *bml_backend_cuda(void)
         .score = bml_cuda_score,
         .forward = bml_cuda_forward,
         .measure = bml_cuda_measure,
+        .finish = finish,
     };
     return &backend;
 }
