@@ -129,6 +129,8 @@ static int queue_threads(const bml_queue *queue)
 static bml_status upload(bml_queue *queue, bml_buffer *to, const void *from, size_t bytes,
                          bml_error *err)
 {
+    if (to->data == queue->ids)
+        queue->ids = NULL;
     cudaError_t error =
         cudaMemcpyAsync(to->data, from, bytes, cudaMemcpyHostToDevice, queue->stream);
     if (!error)
