@@ -35,10 +35,13 @@ static bml_status cuda_open(bml_device **out, bml_error *err)
                         "the NVIDIA driver is for CUDA %d.%d; this build needs %d.%d or later",
                         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     if (error || n == 0) {
+        const char *why = !driver ? "there is no NVIDIA driver"
+                          : error ? cudaGetErrorString(error)
+                                  : "none found";
         cudaGetLastError();
         return bml_fail(err, BML_ERR_UNSUPPORTED,
                         "no CUDA device can be used here (%s); --backend cpu runs without one",
-                        error ? cudaGetErrorString(error) : "none found");
+                        why);
     }
     struct cudaDeviceProp p;
     error = cudaGetDeviceProperties(&p, 0);
