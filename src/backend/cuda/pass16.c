@@ -221,7 +221,8 @@ void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
         bml_cuda_query_tiles(queue->batch, (bml_cuda_query_tile *)bml_cuda_tiles_host(queue));
     p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
     p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);
-    p.alone = p.n_tiles == p.n_tokens && (cache->head_dim == 64 || cache->head_dim == 128);
+    p.alone = p.n_tiles == p.n_tokens && (cache->head_dim == 64 || cache->head_dim == 128) &&
+              p.n_tokens <= 65535; /* what a grid can have along z */
     if (p.alone)
         step(&p, n_valid);
     else
