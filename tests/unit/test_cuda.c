@@ -3,10 +3,9 @@
  * kernels one by one. Where no CUDA device can be used it is skipped, unless BML_REQUIRE_CUDA is
  * set.
  */
-#include "testing.h"
-
 #include "gpt2/session.h"
 #include "kernel_suite.h"
+#include "variants.h"
 
 #include <math.h>
 
@@ -51,13 +50,13 @@ static void eval(bml_session *s, int slot, const int32_t *ids, size_t n, size_t 
     }
 }
 
-/* The largest difference within a row against the largest logit, over all rows. */
-static double distance(const float *got, const float *wanted, size_t n_rows)
+/* The largest difference within a row of WIDTH against the largest logit, over all rows. */
+static double distance(const float *got, const float *wanted, size_t n_rows, size_t width)
 {
     double worst = 0;
     for (size_t r = 0; r < n_rows; r++) {
         double largest = 0, off = 0;
-        for (size_t i = r * VOCAB; i < (r + 1) * VOCAB; i++) {
+        for (size_t i = r * width; i < (r + 1) * width; i++) {
             largest = fmax(largest, fabs(wanted[i]));
             off = isfinite(got[i]) ? fmax(off, fabs((double)got[i] - wanted[i])) : INFINITY;
         }
@@ -91,7 +90,7 @@ static void test_logits(void **state)
                 bml_session *g = session_on(cuda[format], (bml_session_options){.kv_dtype = kv[k]});
                 eval(g, 0, ids, N, pieces[p], got);
                 bml_session_free(g);
-                double off = distance(got, wanted, N);
+                double off = distance(got, wanted, N, VOCAB);
                 double bound = kv[k] == BML_F32 ? bounds[format] : fmax(bounds[format], 1e-2);
                 print_message("format %d, cache %d, pieces of %3zu: off by %.2e\n", format, k,
                               pieces[p], off);
@@ -126,12 +125,62 @@ static void test_slots(void **state)
             ok(bml_session_truncate(one, 0, 0, &err));
             eval(one, 0, ids[slot], (size_t)slot * 2 + 1, LONGEST, scratch);
             eval(one, 0, ids[slot] + slot * 2 + 1, 1, 1, alone);
-            double off = distance(together + slot * VOCAB, alone, 1);
+            double off = distance(together + slot * VOCAB, alone, 1, VOCAB);
             if (!(off <= fmax(bounds[format], 1e-3)))
                 fail_msg("format %d, slot %d: off by %.2e", format, slot, off);
         }
         bml_session_free(s);
         bml_session_free(one);
+    }
+}
+
+/* Passes of one token, of tokens of one slot and of several against the kernels one by one; what
+ * comes a second time may be a graph. */
+static void check_variant(const variant *v, bml_weight_format format, bml_dtype kv)
+{
+    enum { SLOTS = 3, LONGEST = 70, WIDEST = 320 };
+    static const int batches[][SLOTS] = {{1, 0, 0}, {1, 0, 0}, {9, 0, 0}, {1, 1, 1},
+                                         {1, 1, 1}, {3, 1, 5}, {0, 2, 0}, {0, 40, 30}};
+    static float fused[LONGEST * WIDEST], single[LONGEST * WIDEST];
+    bml_model_options model_options = {BML_BACKEND_CUDA, format};
+    bml_model *model;
+    ok(bml_model_load(v->directory, &model_options, &model, &err));
+    size_t vocab = (size_t)bml_model_get_info(model)->vocab_size;
+    assert_true(vocab <= WIDEST);
+    bml_session_options options = {.n_slots = SLOTS, .kv_dtype = kv};
+    bml_session *a = session_on(model, options), *b = session_on(model, options);
+    b->kernel_by_kernel = true;
+    uint64_t seed = 5;
+    for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
+        bml_batch_token batch[LONGEST];
+        size_t n = 0;
+        for (int slot = 0; slot < SLOTS; slot++)
+            for (int t = 0; t < batches[i][slot]; t++)
+                batch[n++] = (bml_batch_token){(int32_t)(test_random(&seed) % vocab), slot, true};
+        ok(bml_session_eval(a, batch, n, fused, &err));
+        ok(bml_session_eval(b, batch, n, single, &err));
+        double off = distance(fused, single, n, vocab);
+        if (!(off <= 2 * bounds[format])) /* fewer terms than in a large model, so less evens out */
+            fail_msg("%s, format %d, batch %zu: off by %.2e", v->name, format, i, off);
+    }
+    bml_session_free(a);
+    bml_session_free(b);
+    bml_model_free(model);
+}
+
+/* Tiny models whose widths, heads and vocabularies are multiples of nothing. */
+static void test_variants(void **state)
+{
+    (void)state;
+    static variant variants[MAX_VARIANTS];
+    size_t n = find_variants(variants);
+    if (few_tests)
+        skip();
+    assert_true(n >= MIN_VARIANTS);
+    for (size_t i = 0; i < n; i++) {
+        check_variant(&variants[i], BML_WEIGHTS_F32, BML_F32);
+        check_variant(&variants[i], BML_WEIGHTS_BF16, BML_BF16);
+        check_variant(&variants[i], BML_WEIGHTS_F16, BML_F16);
     }
 }
 
@@ -275,7 +324,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_logits),      cmocka_unit_test(test_slots),
         cmocka_unit_test(test_argmax),      cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_gpt2_greedy),
+        cmocka_unit_test(test_gpt2_greedy), cmocka_unit_test(test_variants),
     };
     bml_device *device;
     if (bml_backend_cuda()->open(&device, &err)) {
