@@ -253,12 +253,13 @@ bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *w, const bml
     int most_rows = c->n_inner > 3 * c->n_embd ? c->n_inner : 3 * c->n_embd;
     bml_weight_format format = w->layers[0].c_attn.w.format;
     bml_weight_format head = format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format;
-    bool fits =
-        queue->device->capability >= 90 && queue->batch->n_tokens == 1 && c->n_embd % 64 == 0 &&
-        c->n_inner % 64 == 0 && c->n_embd <= MAX_EMBD && c->n_head <= n_blocks &&
-        (d == 64 || d == MAX_DIM) && (most_rows + n_blocks - 1) / n_blocks <= ROWS &&
-        c->n_head * MAX_SPLITS * (d + 4) <= 4 * QUADS * COMPUTE &&
-        c->n_inner <= 4 * QUADS * COMPUTE && c->vocab_size < 1 << 24 && w->lm_head.w.format == head;
+    bool fits = queue->device->capability >= 90 && queue->device->cooperative &&
+                queue->batch->n_tokens == 1 && c->n_embd % 64 == 0 && c->n_inner % 64 == 0 &&
+                c->n_embd <= MAX_EMBD && c->n_head <= n_blocks && (d == 64 || d == MAX_DIM) &&
+                (most_rows + n_blocks - 1) / n_blocks <= ROWS &&
+                c->n_head * MAX_SPLITS * (d + 4) <= 4 * QUADS * COMPUTE &&
+                c->n_inner <= 4 * QUADS * COMPUTE && c->vocab_size < 1 << 24 &&
+                w->lm_head.w.format == head;
     for (int i = 0; i < c->n_layer && fits; i++) {
         const bml_layer_weights *l = &w->layers[i];
         fits = l->c_attn.w.format == format && l->c_proj.w.format == format &&

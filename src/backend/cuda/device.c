@@ -56,6 +56,7 @@ static bml_status cuda_open(bml_device **out, bml_error *err)
         return bml_fail_memory(err, sizeof *device, "a device");
     device->n_multiprocessors = p.multiProcessorCount;
     device->capability = 10 * p.major + p.minor;
+    device->cooperative = p.cooperativeLaunch;
     device->shared_bytes = (int)p.sharedMemPerBlockOptin;
     *out = device;
     return BML_OK;
