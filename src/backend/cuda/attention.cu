@@ -1,5 +1,6 @@
 /* Which attention runs, and how a batch is cut for it. */
 #include "backend/cuda/attention.h"
+#include "backend/cuda/launch.cuh"
 
 enum { TILE = 128 };
 
@@ -27,26 +28,18 @@ int bml_cuda_query_tiles(const bml_batch *batch, bml_cuda_query_tile *tiles)
     return n;
 }
 
-static bool aligned(const void *p)
-{
-    return (uintptr_t)p % 16 == 0;
-}
-
 cudaError_t bml_cuda_attention16(const bml_cuda_attention *a, cudaStream_t stream)
 {
-    int device, major, units;
-    cudaError_t error = cudaGetDevice(&device);
-    if (!error)
-        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (!error)
-        error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
+    bml_cuda_chip chip;
+    cudaError_t error = bml_cuda_current_chip(&chip);
     if (error || a->n_tiles == 0)
         return error;
-    bool fits = a->cache.head_dim == 64 && a->q_pitch % 8 == 0 && aligned(a->q) &&
-                aligned(a->out) && aligned(a->cache.k) && aligned(a->cache.v);
-    if (major != 9 || !fits)
+    bool fits = a->cache.head_dim == 64 && a->q_pitch % 8 == 0 && bml_cuda_aligned(a->q) &&
+                bml_cuda_aligned(a->out) && bml_cuda_aligned(a->cache.k) &&
+                bml_cuda_aligned(a->cache.v);
+    if (chip.major != 9 || !fits)
         return bml_cuda_attention_sm80(a, stream);
     /* Few blocks end sooner with long steps; many fill the chip better with short ones. */
     int blocks = 2 * a->n_tiles * a->cache.n_head;
-    return bml_cuda_attention_sm90(a, blocks <= 4 * units ? 128 : 64, stream);
+    return bml_cuda_attention_sm90(a, blocks <= 4 * chip.units ? 128 : 64, stream);
 }

@@ -1,5 +1,6 @@
 /* The host's side of decode.cu: what a queue keeps between launches, and the launch. */
 #include "backend/cuda/decode.cuh"
+#include "backend/cuda/launch.cuh"
 
 extern "C" {
 #include "base/memory.h"
@@ -180,27 +181,23 @@ static shape shape_of(bml_weight_format format)
     }
 }
 
-static int divided_up(int n, int by)
-{
-    return (n + by - 1) / by;
-}
-
 static slicing slicing_of(bml_weight_format format, int n_embd)
 {
     shape f = shape_of(format);
     int n_blocks = n_embd / f.block_inputs;
-    int blocks = divided_up(n_blocks, divided_up(n_blocks, MAX_SLICE)), apart = 4 * f.lane_bytes;
+    int blocks = bml_cuda_divided_up(n_blocks, bml_cuda_divided_up(n_blocks, MAX_SLICE)),
+        apart = 4 * f.lane_bytes;
     if (f.packed) /* slices begin where groups do */
-        blocks = divided_up(blocks, BML_CUDA_GROUP) * BML_CUDA_GROUP;
+        blocks = bml_cuda_divided_up(blocks, BML_CUDA_GROUP) * BML_CUDA_GROUP;
     int bytes = f.packed ? (int)bml_cuda_scales_at(format, (size_t)blocks) : blocks * f.block_bytes;
     /* Rows lie APART bytes further in the banks than the one before. */
-    return {blocks, divided_up(bytes - apart, 128) * 128 + apart};
+    return {blocks, bml_cuda_divided_up(bytes - apart, 128) * 128 + apart};
 }
 
 static product product_of(const arguments *p, bml_weight_format format, int n_in, slicing cut)
 {
     int n_blocks = n_in / shape_of(format).block_inputs;
-    int n_slices = divided_up(n_blocks, cut.blocks), tiles = p->units / n_slices;
+    int n_slices = bml_cuda_divided_up(n_blocks, cut.blocks), tiles = p->units / n_slices;
     tiles = tiles < 1 ? 1 : tiles > ROWS / TILE ? ROWS / TILE : tiles;
     return {n_blocks, n_slices, cut.blocks, tiles * TILE};
 }
@@ -237,7 +234,7 @@ static size_t lay_out(arguments *p, const bml_device *device)
     if (floats * sizeof(float) + MIN_STAGES * stage > (size_t)device->shared_bytes)
         return 0;
     p->n_stages = (int)(((size_t)device->shared_bytes - floats * sizeof(float)) / stage);
-    p->on_their_way = divided_up(ON_THEIR_WAY, p->stage_bytes) + 1;
+    p->on_their_way = bml_cuda_divided_up(ON_THEIR_WAY, p->stage_bytes) + 1;
     if (p->on_their_way > p->n_stages)
         p->on_their_way = p->n_stages;
     p->units = p->n_stages / 2 < WARPS ? p->n_stages / 2 : WARPS;

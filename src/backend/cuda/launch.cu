@@ -1,5 +1,16 @@
 #include "backend/cuda/launch.cuh"
 
+cudaError_t bml_cuda_current_chip(bml_cuda_chip *chip)
+{
+    int device;
+    cudaError_t error = cudaGetDevice(&device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&chip->major, cudaDevAttrComputeCapabilityMajor, device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&chip->units, cudaDevAttrMultiProcessorCount, device);
+    return error;
+}
+
 cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,
                             size_t shared_bytes, void **arguments, cudaStream_t stream)
 {

@@ -1,11 +1,30 @@
 /*
- * Kernels that overlap: the next one's blocks start, and set themselves up, while the last blocks
- * of the one before still run.
+ * What starts kernels. They overlap: the next one's blocks start, and set themselves up, while the
+ * last blocks of the one before still run.
  */
 #ifndef BML_BACKEND_CUDA_LAUNCH_CUH
 #define BML_BACKEND_CUDA_LAUNCH_CUH
 
 #include <cuda_runtime_api.h>
+#include <stdint.h>
+
+/* Of the current device: the first number of its compute capability, and its multiprocessors. */
+typedef struct bml_cuda_chip {
+    int major, units;
+} bml_cuda_chip;
+
+extern "C" cudaError_t bml_cuda_current_chip(bml_cuda_chip *chip);
+
+/* Whether 16 bytes can be loaded at once from here. */
+static inline bool bml_cuda_aligned(const void *p)
+{
+    return (uintptr_t)p % 16 == 0;
+}
+
+static inline int bml_cuda_divided_up(int n, int by)
+{
+    return (n + by - 1) / by;
+}
 
 /* Starts KERNEL, which calls await_previous, in clusters of CLUSTER blocks along x. */
 extern "C" cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,

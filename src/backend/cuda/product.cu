@@ -2,6 +2,7 @@
  * Which product runs. The wgmma kernel's tile is the one whose time, by a model of what was
  * measured on an H200, is least: rounds of tiles, each so many steps along k and an end.
  */
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/product.h"
 
 #include <math.h>
@@ -17,23 +18,18 @@ static const struct candidate {
     {{128, 4}, 310, 6000, 7000}, {{192, 1}, 440, 1500, 3500}, {{256, 1}, 575, 1500, 6500},
 };
 
-static int ceil_div(int a, int b)
-{
-    return (a + b - 1) / b;
-}
-
 static bml_cuda_tile choose_tile(const bml_cuda_product *p, int units)
 {
     const candidate *best = NULL;
     double least = 0;
-    int steps = ceil_div(p->k, 64);
+    int steps = bml_cuda_divided_up(p->k, 64);
     for (const candidate &c : candidates) {
         int pair = c.tile.columns >= 192 ? 2 : 1; /* rows come in pairs of tiles */
-        double blocks = (double)ceil_div(p->m, 128 * pair) * pair * ceil_div(p->n, c.tile.columns) *
-                        c.tile.split;
+        double blocks = (double)bml_cuda_divided_up(p->m, 128 * pair) * pair *
+                        bml_cuda_divided_up(p->n, c.tile.columns) * c.tile.split;
         double rounds = ceil(blocks / units);
         int end = p->epilogue == BML_CUDA_RESIDUAL ? c.add : c.store;
-        double time = rounds * (ceil_div(steps, c.tile.split) * c.step + end);
+        double time = rounds * (bml_cuda_divided_up(steps, c.tile.split) * c.step + end);
         if (steps >= c.tile.split && (!best || time < least)) {
             best = &c;
             least = time;
@@ -42,32 +38,23 @@ static bml_cuda_tile choose_tile(const bml_cuda_product *p, int units)
     return best->tile;
 }
 
-static bool aligned(const void *p)
-{
-    return (uintptr_t)p % 16 == 0;
-}
-
 /* The copy engine wants rows that start at multiples of 16 bytes, and so do 16-bit results. */
 static bool fits_sm90(const bml_cuda_product *p)
 {
     bool wide = p->epilogue == BML_CUDA_STORE32 || p->epilogue == BML_CUDA_RESIDUAL ||
-                (p->n % 8 == 0 && p->out_pitch % 8 == 0 && aligned(p->out) &&
+                (p->n % 8 == 0 && p->out_pitch % 8 == 0 && bml_cuda_aligned(p->out) &&
                  (p->epilogue != BML_CUDA_QKV || p->cache.head_dim % 8 == 0));
-    return wide && p->a_pitch % 8 == 0 && (p->out_in ? p->k : p->n) % 8 == 0 && aligned(p->a) &&
-           aligned(p->w);
+    return wide && p->a_pitch % 8 == 0 && (p->out_in ? p->k : p->n) % 8 == 0 &&
+           bml_cuda_aligned(p->a) && bml_cuda_aligned(p->w);
 }
 
 cudaError_t bml_cuda_product16(const bml_cuda_product *p, cudaStream_t stream)
 {
-    int device, major, units;
-    cudaError_t error = cudaGetDevice(&device);
-    if (!error)
-        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (!error)
-        error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
+    bml_cuda_chip chip;
+    cudaError_t error = bml_cuda_current_chip(&chip);
     if (error || p->m == 0)
         return error;
-    if (major != 9 || !fits_sm90(p))
+    if (chip.major != 9 || !fits_sm90(p))
         return bml_cuda_product_sm80(p, stream);
-    return bml_cuda_product_sm90(p, choose_tile(p, units), stream);
+    return bml_cuda_product_sm90(p, choose_tile(p, chip.units), stream);
 }

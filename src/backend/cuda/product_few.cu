@@ -168,7 +168,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
 bool bml_cuda_is_few(const bml_cuda_product *p)
 {
     return p->m <= BML_CUDA_FEW && p->out_in && p->k % 32 == 0 && p->a_pitch % 8 == 0 &&
-           (uintptr_t)p->a % 16 == 0 && (uintptr_t)p->w % 16 == 0;
+           bml_cuda_aligned(p->a) && bml_cuda_aligned(p->w);
 }
 
 bool bml_cuda_takes_norm(const bml_cuda_product *p)

@@ -106,8 +106,8 @@ __launch_bounds__(THREADS) void product(const __grid_constant__ bml_cuda_product
 
 cudaError_t bml_cuda_product_sm80(const bml_cuda_product *p, cudaStream_t stream)
 {
-    bool wide_a = p->a_pitch % 8 == 0 && (uintptr_t)p->a % 16 == 0;
-    bool wide_w = (p->out_in ? p->k : p->n) % 8 == 0 && (uintptr_t)p->w % 16 == 0;
+    bool wide_a = p->a_pitch % 8 == 0 && bml_cuda_aligned(p->a);
+    bool wide_w = (p->out_in ? p->k : p->n) % 8 == 0 && bml_cuda_aligned(p->w);
     dim3 grid((unsigned)((p->n + TILE - 1) / TILE), (unsigned)((p->m + TILE - 1) / TILE));
     void *arguments[] = {(void *)p, &wide_a, &wide_w};
     const void *kernel;

@@ -265,22 +265,20 @@ static cudaError_t launch(const bml_cuda_product *p, int split, cudaStream_t str
     CUtensorMap map_a, map_w;
     uint64_t size_a[] = {(uint64_t)p->k, (uint64_t)p->m}, pitch_a = (uint64_t)p->a_pitch;
     uint64_t size_w[] = {(uint64_t)(OUT_IN ? p->k : p->n), (uint64_t)(OUT_IN ? p->n : p->k)};
-    int device, units;
+    bml_cuda_chip chip;
     cudaError_t error = bml_cuda_tensor_map(&map_a, p->type, p->a, 2, size_a, &pitch_a, ROWS);
     if (!error)
         error = bml_cuda_tensor_map(&map_w, p->type, p->w, 2, size_w, size_w,
                                     (OUT_IN ? COLUMNS : DEPTH) / PAIR);
     if (!error)
-        error = cudaGetDevice(&device);
-    if (!error)
-        error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
+        error = bml_cuda_current_chip(&chip);
     if (error)
         return error;
 
     int tiles = (p->m + ROWS * PAIR - 1) / (ROWS * PAIR) * ((p->n + COLUMNS - 1) / COLUMNS);
-    int blocks = split > 1              ? tiles * split
-                 : tiles * PAIR < units ? tiles * PAIR
-                                        : units / PAIR * PAIR;
+    int blocks = split > 1                   ? tiles * split
+                 : tiles * PAIR < chip.units ? tiles * PAIR
+                                             : chip.units / PAIR * PAIR;
     void *arguments[] = {&map_a, &map_w, (void *)p, &split};
     return bml_cuda_launch((const void *)product<T, OUT_IN, COLUMNS>, dim3((unsigned)blocks),
                            THREADS, PAIR * split, sizes<OUT_IN, COLUMNS>::BYTES, arguments, stream);
