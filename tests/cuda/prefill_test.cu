@@ -55,8 +55,7 @@ static __global__ void product_reference(double *out, const bml_cuda_product p)
     double sum = p.bias ? p.bias[column] : 0;
     for (int k = 0; k < p.k; k++)
         sum += (double)(float)((const T *)p.a)[(size_t)row * p.a_pitch + k] *
-               (double)(float)((const T *)p.w)[p.out_in ? (size_t)column * p.k + k
-                                                        : (size_t)k * p.n + column];
+               (double)(float)((const T *)p.w)[(size_t)column * p.k + k];
     if (p.epilogue == BML_CUDA_ACTIVATION) {
         if (p.activation == BML_ACT_RELU)
             sum = sum > 0 ? sum : 0;
@@ -68,7 +67,7 @@ static __global__ void product_reference(double *out, const bml_cuda_product p)
     out[i] = sum;
 }
 
-static const char *epilogue_names[] = {"store16", "activation", "store32", "residual", "qkv"};
+static const char *epilogue_names[] = {"activation", "store32", "residual", "qkv"};
 
 /* One shape with one epilogue: the reference, then every kernel that takes it. */
 template <typename T> struct product_case {
@@ -77,7 +76,7 @@ template <typename T> struct product_case {
     double *reference;
     float *x = nullptr; /* the residual stream before */
 
-    product_case(bml_dtype type, int m, int n, int k, bool out_in, bml_cuda_epilogue epilogue,
+    product_case(bml_dtype type, int m, int n, int k, bml_cuda_epilogue epilogue,
                  bml_activation activation, bool bias, int gap)
     {
         p.type = type;
@@ -85,7 +84,6 @@ template <typename T> struct product_case {
         p.a_pitch = k + gap;
         p.a = random_new<T>((size_t)m * p.a_pitch, 1);
         p.w = random_new<T>((size_t)n * k, 1 / sqrtf((float)k));
-        p.out_in = out_in;
         p.bias = bias ? random_new<float>(n, 0.5f) : nullptr;
         p.epilogue = epilogue;
         p.activation = activation;
@@ -115,9 +113,8 @@ template <typename T> struct product_case {
     void judge(const char *kernel, const difference &d)
     {
         char name[200];
-        snprintf(name, sizeof name, "product %s %dx%dx%d %s %s %s", kernel, p.m, p.n, p.k,
-                 p.out_in ? "[n, k]" : "[k, n]", epilogue_names[p.epilogue],
-                 p.type == BML_F16 ? "f16" : "bf16");
+        snprintf(name, sizeof name, "product %s %dx%dx%d %s %s", kernel, p.m, p.n, p.k,
+                 epilogue_names[p.epilogue], p.type == BML_F16 ? "f16" : "bf16");
         bool wide = p.epilogue == BML_CUDA_STORE32 || p.epilogue == BML_CUDA_RESIDUAL;
         d.judge(name, wide ? 2e-6 : p.type == BML_F16 ? 4e-4 : 3e-3);
     }
@@ -199,13 +196,18 @@ template <typename T> struct product_case {
 
     void run_all(bool sm90)
     {
-        static const bml_cuda_tile tiles[] = {{64, 1},  {64, 2},  {64, 4},  {96, 1}, {96, 3},
-                                              {128, 1}, {128, 4}, {192, 1}, {256, 1}};
+        static const bml_cuda_tile tiles[] = {
+            {64, 96, 1, false},   {128, 64, 1, false},  {128, 64, 2, false},  {128, 64, 4, false},
+            {128, 96, 1, false},  {128, 96, 2, false},  {128, 96, 3, false},  {128, 128, 1, false},
+            {128, 128, 2, false}, {128, 128, 4, false}, {128, 192, 1, false}, {128, 256, 1, false},
+            {128, 128, 1, true},  {128, 192, 1, true},
+        };
         run("sm80", [&] { return bml_cuda_product_sm80(&p, 0); });
         run("chosen", [&] { return bml_cuda_product16(&p, 0); });
         for (const bml_cuda_tile &tile : tiles) {
             char name[40];
-            snprintf(name, sizeof name, "sm90 %d/%d", tile.columns, tile.split);
+            snprintf(name, sizeof name, "sm90 %dx%d/%d%s", tile.rows, tile.columns, tile.split,
+                     tile.turns ? " in turns" : "");
             if (sm90 && tile.split <= (p.k + 63) / 64)
                 run(name, [&] { return bml_cuda_product_sm90(&p, tile, 0); });
         }
@@ -220,18 +222,23 @@ template <typename T> static void test_products(bml_dtype type)
     } shapes[] = {{128, 192, 128, 0, true},  {1, 48, 64, 8, true},      {333, 576, 200, 8, true},
                   {257, 1536, 768, 0, true}, {640, 768, 1024, 8, true}, {77, 135, 65, 3, false},
                   {130, 255, 96, 1, false}};
+    static const struct {
+        bml_cuda_epilogue epilogue;
+        bml_activation activation;
+    } ends[] = {{BML_CUDA_ACTIVATION, BML_ACT_GELU_TANH}, {BML_CUDA_ACTIVATION, BML_ACT_GELU_ERF},
+                {BML_CUDA_ACTIVATION, BML_ACT_RELU},      {BML_CUDA_STORE32, BML_ACT_RELU},
+                {BML_CUDA_RESIDUAL, BML_ACT_RELU},        {BML_CUDA_QKV, BML_ACT_RELU}};
     for (const auto &s : shapes)
-        for (int i = 0; i < 14; i++) {
-            bml_cuda_epilogue epilogue = (bml_cuda_epilogue)(i / 2 < 5 ? i / 2 : 1);
-            bml_activation activation = (bml_activation)(i / 2 < 5 ? 0 : i / 2 - 4);
-            product_case<T>(type, s.m, s.n, s.k, i & 1, epilogue, activation, i % 3 != 2, s.gap)
-                .run_all(s.sm90);
-        }
+        for (const auto &e : ends)
+            for (int bias = 0; bias < 2; bias++)
+                product_case<T>(type, s.m, s.n, s.k, e.epilogue, e.activation, bias, s.gap)
+                    .run_all(s.sm90);
     /* logits: rows of an odd length */
-    product_case<T>(type, 70, 1001, 192, true, BML_CUDA_STORE32, BML_ACT_RELU, false, 0)
-        .run_all(true);
-    product_case<T>(type, 200, 771, 128, true, BML_CUDA_RESIDUAL, BML_ACT_RELU, true, 0)
-        .run_all(true);
+    product_case<T>(type, 70, 1001, 192, BML_CUDA_STORE32, BML_ACT_RELU, false, 0).run_all(true);
+    product_case<T>(type, 200, 772, 128, BML_CUDA_RESIDUAL, BML_ACT_RELU, true, 0).run_all(true);
+    /* more tiles than multiprocessors, so that blocks take several */
+    product_case<T>(type, 3000, 1536, 136, BML_CUDA_QKV, BML_ACT_RELU, true, 0).run_all(true);
+    product_case<T>(type, 4200, 1544, 800, BML_CUDA_RESIDUAL, BML_ACT_RELU, true, 8).run_all(true);
 }
 
 /* ---- attention ---- */
@@ -310,15 +317,21 @@ static void test_attention(bml_dtype type, int head_dim, const run *runs, int n_
     attention_reference<T><<<dim3(n, HEADS), 64>>>(expected, a, slots, positions);
     double *wanted = download(expected, out_count);
 
-    for (int variant = 0; variant < 4; variant++) {
-        static const char *names[] = {"sm80", "chosen", "sm90 64", "sm90 128"};
+    for (int variant = 0; variant < 5; variant++) {
+        static const bml_cuda_steps steps[] = {{64, 1}, {128, 1}, {64, 3}};
+        char kernel[40];
         if (variant >= 2 && head_dim != 64)
             break;
+        if (variant < 2)
+            snprintf(kernel, sizeof kernel, variant ? "chosen" : "sm80");
+        else
+            snprintf(kernel, sizeof kernel, "sm90 %dx%d", steps[variant - 2].keys,
+                     steps[variant - 2].groups);
         T *out = poison_new<T>(out_count + width);
         a.out = out;
         CHECK(variant == 0   ? bml_cuda_attention_sm80(&a, 0)
               : variant == 1 ? bml_cuda_attention16(&a, 0)
-                             : bml_cuda_attention_sm90(&a, variant == 2 ? 64 : 128, 0));
+                             : bml_cuda_attention_sm90(&a, steps[variant - 2], 0));
         CHECK(cudaDeviceSynchronize());
         T *got = download(out, out_count + width);
         difference d;
@@ -327,8 +340,8 @@ static void test_attention(bml_dtype type, int head_dim, const run *runs, int n_
         for (int i = 0; i < width; i++)
             d.stray |= !poisoned(got[out_count + i]);
         char name[100];
-        snprintf(name, sizeof name, "attention %s, %d tokens, heads of %d, %s", names[variant], n,
-                 head_dim, type == BML_F16 ? "f16" : "bf16");
+        snprintf(name, sizeof name, "attention %s, %d tokens, heads of %d, %s", kernel, n, head_dim,
+                 type == BML_F16 ? "f16" : "bf16");
         d.judge(name, type == BML_F16 ? 1e-3 : 6e-3);
         free(got);
         CHECK(cudaFree(out));
@@ -362,7 +375,7 @@ template <typename T> static void test_norm(bml_dtype type, int rows, int n, boo
         row[i] = picked ? rows - 1 - i : i;
     int32_t *rows_at = upload(row, rows);
     CHECK(bml_cuda_norm16(type, out, x, picked ? rows_at : nullptr, weight, bias ? b : nullptr,
-                          rows, n, 1e-5f, 0));
+                          rows, n, 1e-5f, {{weight, b}, {(size_t)n / 4 * 16, 0}}, 0));
     CHECK(cudaDeviceSynchronize());
     T *got = download(out, (size_t)rows * n + 8);
     float *hx = download(x, (size_t)rows * n), *hw = download(weight, n), *hb = download(b, n);

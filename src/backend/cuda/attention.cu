@@ -39,7 +39,12 @@ cudaError_t bml_cuda_attention16(const bml_cuda_attention *a, cudaStream_t strea
                 bml_cuda_aligned(a->cache.v);
     if (chip.major != 9 || !fits)
         return bml_cuda_attention_sm80(a, stream);
-    /* Few blocks end sooner with long steps; many fill the chip better with short ones. */
+    /* Few blocks end sooner with many warps or long steps; many fill the chip with short ones. */
     int blocks = 2 * a->n_tiles * a->cache.n_head;
-    return bml_cuda_attention_sm90(a, blocks <= 4 * chip.units ? 128 : 64, stream);
+    bml_cuda_steps steps = {64, 1};
+    if (blocks <= 2 * chip.units)
+        steps = {64, 3};
+    else if (blocks <= 4 * chip.units)
+        steps = {128, 1};
+    return bml_cuda_attention_sm90(a, steps, stream);
 }

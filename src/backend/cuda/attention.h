@@ -8,9 +8,14 @@
 extern "C" {
 #endif
 
-/* Head size 64, 16-byte aligned rows; compute capability 9.0. KEYS (64, 128): how many a block
- * takes at a time. */
-cudaError_t bml_cuda_attention_sm90(const bml_cuda_attention *attention, int keys,
+/* How a block goes through the keys: KEYS at a time, GROUPS warpgroups in turn. There are 64 and
+ * 128 for one warpgroup, and 64 for three. */
+typedef struct bml_cuda_steps {
+    int keys, groups;
+} bml_cuda_steps;
+
+/* Head size 64, 16-byte aligned rows; compute capability 9.0. */
+cudaError_t bml_cuda_attention_sm90(const bml_cuda_attention *attention, bml_cuda_steps steps,
                                     cudaStream_t stream);
 
 /* Head sizes up to 256; compute capability 8.0. */

@@ -80,7 +80,6 @@ static bml_cuda_product product_of(const pass *p, bml_buffer *out, const bml_buf
                                 .a = x->data,
                                 .a_pitch = l->w.n_in,
                                 .w = l->w.buffer.data,
-                                .out_in = true,
                                 .bias = l->bias.buffer.data,
                                 .epilogue = epilogue,
                                 .activation = p->w->config.activation,
@@ -103,10 +102,22 @@ static void add_product(const pass *p, const bml_buffer *x, const bml_linear_wei
                                 : bml_cuda_product16(&product, p->queue->stream));
 }
 
-/* The product of the norm of rows of x. */
+static bml_cuda_ahead ahead_of(const bml_linear_weights *l, const bml_linear_weights *then)
+{
+    bml_cuda_ahead ahead = {{l->w.buffer.data, NULL}, {0}};
+    if (then) {
+        ahead.weights[1] = then->w.buffer.data;
+        ahead.bytes[0] = 2 * (size_t)l->w.n_in * (size_t)l->w.n_out / 16 * 16;
+        ahead.bytes[1] = 2 * (size_t)then->w.n_in * (size_t)then->w.n_out / 16 * 16;
+    }
+    return ahead;
+}
+
+/* The product of the norm of rows of x; THEN comes after it, or is NULL. */
 static void norm_product(const pass *p, bml_buffer *out, const bml_norm_weights *n,
                          const int32_t *row, const bml_linear_weights *l,
-                         bml_cuda_epilogue epilogue, int layer, int n_rows)
+                         const bml_linear_weights *then, bml_cuda_epilogue epilogue, int layer,
+                         int n_rows)
 {
     const bml_hf_config *c = &p->w->config;
     cudaStream_t stream = p->queue->stream;
@@ -117,9 +128,9 @@ static void norm_product(const pass *p, bml_buffer *out, const bml_norm_weights 
         bml_cuda_note(p->queue, bml_cuda_product_few(&product, &norm, stream));
         return;
     }
-    bml_cuda_note(p->queue,
-                  bml_cuda_norm16(p->cache->dtype, p->a->normed.data, norm.x, row, norm.weight,
-                                  norm.bias, n_rows, c->n_embd, norm.epsilon, stream));
+    bml_cuda_note(p->queue, bml_cuda_norm16(p->cache->dtype, p->a->normed.data, norm.x, row,
+                                            norm.weight, norm.bias, n_rows, c->n_embd, norm.epsilon,
+                                            ahead_of(l, then), stream));
     bml_cuda_note(p->queue, bml_cuda_is_few(&product) ? bml_cuda_product_few(&product, NULL, stream)
                                                       : bml_cuda_product16(&product, stream));
 }
@@ -151,16 +162,17 @@ static void enqueue(const pass *p, int n_valid)
     bml_cuda_embedding(p->queue, &a->x, &p->w->wte, &p->w->wpe);
     for (int i = 0; i < c->n_layer; i++) {
         const bml_layer_weights *l = &p->w->layers[i];
-        norm_product(p, &a->q, &l->ln_1, NULL, &l->c_attn, BML_CUDA_QKV, i, n);
+        norm_product(p, &a->q, &l->ln_1, NULL, &l->c_attn, &l->c_proj, BML_CUDA_QKV, i, n);
         attend(p, i);
         add_product(p, &a->merged, &l->c_proj);
-        norm_product(p, &a->hidden, &l->ln_2, NULL, &l->c_fc, BML_CUDA_ACTIVATION, i, n);
+        norm_product(p, &a->hidden, &l->ln_2, NULL, &l->c_fc, &l->mlp_c_proj, BML_CUDA_ACTIVATION,
+                     i, n);
         add_product(p, &a->hidden, &l->mlp_c_proj);
     }
     if (!n_rows)
         return;
-    norm_product(p, &a->logits, &p->w->ln_f, p->batch.row, &p->w->lm_head, BML_CUDA_STORE32, -1,
-                 n_rows);
+    norm_product(p, &a->logits, &p->w->ln_f, p->batch.row, &p->w->lm_head, NULL, BML_CUDA_STORE32,
+                 -1, n_rows);
     if (n_valid)
         bml_cuda_argmax(p->queue, &a->ids, &a->logits, n_rows, c->vocab_size, n_valid);
 }

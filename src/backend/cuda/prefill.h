@@ -9,8 +9,9 @@
  *
  * All pointers are device memory. Each call enqueues one kernel on STREAM, can be captured into a
  * graph, and returns what went wrong with the launch. Rows of a matrix are PITCH elements apart.
- * Kernels of one stream overlap (launch.cuh): each waits for the one before, but loads weights
- * without waiting, so these must not come from a kernel that may still run.
+ * Kernels of one stream overlap (launch.cuh): each waits for the one before, but reads weights,
+ * query tiles, slots and positions without waiting, so these must not come from a kernel that may
+ * still run.
  */
 #ifndef BML_BACKEND_CUDA_PREFILL_H
 #define BML_BACKEND_CUDA_PREFILL_H
@@ -25,7 +26,6 @@ extern "C" {
 
 /* What becomes of a product's sums, once the bias is added. */
 typedef enum bml_cuda_epilogue {
-    BML_CUDA_STORE16,    /* out (16-bit) = sum */
     BML_CUDA_ACTIVATION, /* out (16-bit) = activation(sum) */
     BML_CUDA_STORE32,    /* out (float32) = sum */
     BML_CUDA_RESIDUAL,   /* out (float32) += sum */
@@ -39,14 +39,13 @@ typedef struct bml_cuda_cache16 {
     int n_slots, n_head, n_ctx, head_dim;
 } bml_cuda_cache16;
 
-/* out = epilogue(a W + bias); a [m, k], W [k, n], or [n, k] with OUT_IN. */
+/* out = epilogue(a W^T + bias); a [m, k], W [n, k]. */
 typedef struct bml_cuda_product {
     bml_dtype type; /* of a, W and 16-bit outputs: BML_BF16 or BML_F16 */
     int m, n, k;
     const void *a;
     int a_pitch;
-    const void *w; /* rows without gaps */
-    bool out_in;
+    const void *w;     /* rows without gaps */
     const float *bias; /* [n], or NULL */
     bml_cuda_epilogue epilogue;
     bml_activation activation; /* ACTIVATION */
@@ -86,10 +85,17 @@ typedef struct bml_cuda_attention {
  * a token's position does not matter, whatever it is. */
 cudaError_t bml_cuda_attention16(const bml_cuda_attention *attention, cudaStream_t stream);
 
+/* Weights that come after a norm, which brings them to the L2 cache while it waits for x; 16-byte
+ * aligned, BYTES a multiple of 16 or 0. */
+typedef struct bml_cuda_ahead {
+    const void *weights[2];
+    size_t bytes[2];
+} bml_cuda_ahead;
+
 /* out[r] = layernorm(x[row ? row[r] : r]); x [*, n_embd] float32, out [n_rows, n_embd] of TYPE. */
 cudaError_t bml_cuda_norm16(bml_dtype type, void *out, const float *x, const int32_t *row,
                             const float *weight, const float *bias, int n_rows, int n_embd,
-                            float epsilon, cudaStream_t stream);
+                            float epsilon, bml_cuda_ahead ahead, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -11,26 +11,37 @@
  * what is there; a split's tiles each start anew. */
 static const struct candidate {
     bml_cuda_tile tile;
-    int step, store, add;
+    double step, store, add;
 } candidates[] = {
-    {{64, 1}, 230, 400, 800},    {{64, 2}, 230, 3300, 3700},  {{96, 1}, 290, 600, 1300},
-    {{96, 2}, 290, 5000, 6500},  {{128, 1}, 310, 900, 1800},  {{128, 2}, 310, 5500, 6500},
-    {{128, 4}, 310, 6000, 7000}, {{192, 1}, 440, 1500, 3500}, {{256, 1}, 575, 1500, 6500},
+    {{64, 96, 1, false}, 220, 100, 800},     {{128, 64, 1, false}, 300, 200, 600},
+    {{128, 64, 2, false}, 300, 3300, 3700},  {{128, 96, 1, false}, 340, 600, 1300},
+    {{128, 96, 2, false}, 340, 5000, 6500},  {{128, 128, 1, false}, 420, 600, 2200},
+    {{128, 128, 2, false}, 420, 5500, 6500}, {{128, 128, 4, false}, 420, 6000, 7000},
+    {{128, 192, 1, false}, 580, 1000, 3500}, {{128, 256, 1, false}, 740, 1800, 7000},
+    {{128, 128, 1, true}, 420, 5000, 12000}, {{128, 192, 1, true}, 600, 9000, 16000},
 };
+
+static double time_of(const candidate &c, const bml_cuda_product *p, int units)
+{
+    int pair = c.tile.columns >= 192 || c.tile.turns ? 2 : 1; /* rows in pairs of tiles */
+    double blocks = (double)bml_cuda_divided_up(p->m, c.tile.rows * pair) * pair *
+                    bml_cuda_divided_up(p->n, c.tile.columns) * c.tile.split;
+    double sums = bml_cuda_divided_up(bml_cuda_divided_up(p->k, 64), c.tile.split) * c.step;
+    double end = p->epilogue == BML_CUDA_RESIDUAL ? c.add : c.store, rounds = ceil(blocks / units);
+    if (!c.tile.turns)
+        return rounds * (sums + end);
+    /* An end is hidden behind the other's sums, as far as these are long enough; the last is not.
+     */
+    return rounds * fmax(sums, (sums + end) / 2) + end / 4;
+}
 
 static bml_cuda_tile choose_tile(const bml_cuda_product *p, int units)
 {
     const candidate *best = NULL;
     double least = 0;
-    int steps = bml_cuda_divided_up(p->k, 64);
     for (const candidate &c : candidates) {
-        int pair = c.tile.columns >= 192 ? 2 : 1; /* rows come in pairs of tiles */
-        double blocks = (double)bml_cuda_divided_up(p->m, 128 * pair) * pair *
-                        bml_cuda_divided_up(p->n, c.tile.columns) * c.tile.split;
-        double rounds = ceil(blocks / units);
-        int end = p->epilogue == BML_CUDA_RESIDUAL ? c.add : c.store;
-        double time = rounds * (bml_cuda_divided_up(steps, c.tile.split) * c.step + end);
-        if (steps >= c.tile.split && (!best || time < least)) {
+        double time = time_of(c, p, units);
+        if (bml_cuda_divided_up(p->k, 64) >= c.tile.split && (!best || time < least)) {
             best = &c;
             least = time;
         }
@@ -38,14 +49,18 @@ static bml_cuda_tile choose_tile(const bml_cuda_product *p, int units)
     return best->tile;
 }
 
-/* The copy engine wants rows that start at multiples of 16 bytes, and so do 16-bit results. */
+/* The copy engine wants rows that start at multiples of 16 bytes, and so do all results but float32
+ * that is added to nothing. */
 static bool fits_sm90(const bml_cuda_product *p)
 {
-    bool wide = p->epilogue == BML_CUDA_STORE32 || p->epilogue == BML_CUDA_RESIDUAL ||
-                (p->n % 8 == 0 && p->out_pitch % 8 == 0 && bml_cuda_aligned(p->out) &&
-                 (p->epilogue != BML_CUDA_QKV || p->cache.head_dim % 8 == 0));
-    return wide && p->a_pitch % 8 == 0 && (p->out_in ? p->k : p->n) % 8 == 0 &&
-           bml_cuda_aligned(p->a) && bml_cuda_aligned(p->w);
+    bool fits =
+        p->a_pitch % 8 == 0 && p->k % 8 == 0 && bml_cuda_aligned(p->a) && bml_cuda_aligned(p->w);
+    if (p->epilogue == BML_CUDA_RESIDUAL)
+        return fits && p->out_pitch % 4 == 0 && bml_cuda_aligned(p->out);
+    if (p->epilogue == BML_CUDA_STORE32)
+        return fits;
+    return fits && p->n % 8 == 0 && p->out_pitch % 8 == 0 && bml_cuda_aligned(p->out) &&
+           (p->epilogue != BML_CUDA_QKV || p->cache.head_dim % 8 == 0);
 }
 
 cudaError_t bml_cuda_product16(const bml_cuda_product *p, cudaStream_t stream)

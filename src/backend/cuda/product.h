@@ -8,11 +8,13 @@
 extern "C" {
 #endif
 
-/* How the wgmma product is cut: tiles of 128 rows and COLUMNS columns (64, 96, 128, 192, 256);
- * SPLIT: blocks that share a tile's sum over k (up to 128 columns; at most 8, and at most one for
- * each 64 of k). */
+/* How the wgmma product is cut: tiles of 128 rows and COLUMNS columns (64, 96, 128, 192, 256), or
+ * of 64 and 96; SPLIT: blocks that share a tile's sum over k (128 rows and up to 128 columns; at
+ * most 8, and at most one for each 64 of k); TURNS: a warpgroup takes whole tiles, in turn with the
+ * other (128 rows, 128 and 192 columns). */
 typedef struct bml_cuda_tile {
-    int columns, split;
+    int rows, columns, split;
+    bool turns;
 } bml_cuda_tile;
 
 /* wgmma and the copy engine: 16-byte rows, 16-byte aligned; compute capability 9.0. */

@@ -89,8 +89,6 @@ template <class T> __device__ static void put(const bml_cuda_product &p, int t, 
         }
         break;
     }
-    case BML_CUDA_STORE16:
-        break;
     }
     from_float((T *)p.out + at, sum);
 }
@@ -167,7 +165,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
 
 bool bml_cuda_is_few(const bml_cuda_product *p)
 {
-    return p->m <= BML_CUDA_FEW && p->out_in && p->k % 32 == 0 && p->a_pitch % 8 == 0 &&
+    return p->m <= BML_CUDA_FEW && p->k % 32 == 0 && p->a_pitch % 8 == 0 &&
            bml_cuda_aligned(p->a) && bml_cuda_aligned(p->w);
 }
 

@@ -11,15 +11,12 @@ enum {
     TILE = 128,
     DEPTH = 32,
     THREADS = 256,
-    /* Rows in shared memory, padded so that eight of them start in different banks. */
-    LONG = TILE + 8,
-    SHORT = DEPTH + 8,
-    BUFFER = TILE * SHORT > DEPTH *LONG ? TILE *SHORT : DEPTH *LONG
+    PITCH = DEPTH + 8, /* rows in shared memory: eight of them start in different banks */
 };
 
-/* A buffer's worth of a matrix on its way to shared memory: rows of COLUMNS from (ROW, COLUMN). */
-template <typename T, int COLUMNS, int PITCH> struct carrier {
-    enum { COUNT = TILE * DEPTH / 8 / THREADS, PER_ROW = COLUMNS / 8 };
+/* A buffer's worth of a matrix on its way to shared memory: TILE rows from ROW, DEPTH columns. */
+template <typename T> struct carrier {
+    enum { COUNT = TILE * DEPTH / 8 / THREADS, PER_ROW = DEPTH / 8 };
     uint4 held[COUNT];
 
     __device__ void load(const T *from, int pitch, int row, int n_rows, int column, int n_columns,
@@ -44,24 +41,20 @@ template <typename T, int COLUMNS, int PITCH> struct carrier {
     }
 };
 
-template <typename T, bool OUT_IN>
-static __global__
-__launch_bounds__(THREADS) void product(const __grid_constant__ bml_cuda_product p, bool wide_a,
-                                        bool wide_w)
+template <typename T>
+static __global__ __launch_bounds__(THREADS,
+                                    2) void product(const __grid_constant__ bml_cuda_product p,
+                                                    bool wide_a, bool wide_w)
 {
-    __shared__ __align__(16) T a_tile[2][TILE * SHORT], w_tile[2][BUFFER];
+    __shared__ __align__(16) T a_tile[2][TILE * PITCH], w_tile[2][TILE * PITCH];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int row = blockIdx.y * TILE, column = blockIdx.x * TILE;
     int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
     float d[4][16] = {};
-    carrier<T, DEPTH, SHORT> a;
-    carrier<T, OUT_IN ? DEPTH : TILE, OUT_IN ? SHORT : LONG> w;
+    carrier<T> a, w;
     auto load = [&](int k) {
         a.load((const T *)p.a, p.a_pitch, row, p.m, k, p.k, wide_a);
-        if (OUT_IN)
-            w.load((const T *)p.w, p.k, column, p.n, k, p.k, wide_w);
-        else
-            w.load((const T *)p.w, p.n, k, p.k, column, p.n, wide_w);
+        w.load((const T *)p.w, p.k, column, p.n, k, p.k, wide_w);
     };
 
     allow_next();
@@ -78,18 +71,14 @@ __launch_bounds__(THREADS) void product(const __grid_constant__ bml_cuda_product
             uint32_t a_blocks[4][4], w_blocks[2][4]; /* of w: 16 columns, two n8 blocks, each */
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                load_blocks(a_blocks[i], a_tile[now] + (warp_row + 16 * i + lane % 16) * SHORT + j +
+                load_blocks(a_blocks[i], a_tile[now] + (warp_row + 16 * i + lane % 16) * PITCH + j +
                                              lane / 16 * 8);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int c = warp_column + 16 * i;
-                if (OUT_IN)
-                    load_blocks(w_blocks[i], w_tile[now] + (c + lane / 16 * 8 + lane % 8) * SHORT +
-                                                 j + lane / 8 % 2 * 8);
-                else
-                    load_blocks_transposed(w_blocks[i], w_tile[now] + (j + lane % 16) * LONG + c +
-                                                            lane / 16 * 8);
-            }
+            for (int i = 0; i < 2; i++)
+                load_blocks(w_blocks[i],
+                            w_tile[now] +
+                                (warp_column + 16 * i + lane / 16 * 8 + lane % 8) * PITCH + j +
+                                lane / 8 % 2 * 8);
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 const uint32_t *b = w_blocks[i % 4 / 2] + i % 2 * 2;
@@ -101,21 +90,18 @@ __launch_bounds__(THREADS) void product(const __grid_constant__ bml_cuda_product
 #pragma unroll
         for (int i = 0; i < 4; i++)
             add_bias<4>(d[i], p.bias + column + warp_column, p.n - column - warp_column);
-    finish<T, false, 4, 16, 0>(p, row + warp_row + lane / 4, column + warp_column, d[0], ~0u);
+    each_unit<4>(d[0], [&](int u, float *v) {
+        finish_unit<T>(p, row + warp_row + 16 * u + lane / 4, column + warp_column, v);
+    });
 }
 
 cudaError_t bml_cuda_product_sm80(const bml_cuda_product *p, cudaStream_t stream)
 {
     bool wide_a = p->a_pitch % 8 == 0 && bml_cuda_aligned(p->a);
-    bool wide_w = (p->out_in ? p->k : p->n) % 8 == 0 && bml_cuda_aligned(p->w);
+    bool wide_w = p->k % 8 == 0 && bml_cuda_aligned(p->w);
     dim3 grid((unsigned)((p->n + TILE - 1) / TILE), (unsigned)((p->m + TILE - 1) / TILE));
     void *arguments[] = {(void *)p, &wide_a, &wide_w};
-    const void *kernel;
-    if (p->type == BML_F16)
-        kernel =
-            p->out_in ? (const void *)product<__half, true> : (const void *)product<__half, false>;
-    else
-        kernel = p->out_in ? (const void *)product<__nv_bfloat16, true>
-                           : (const void *)product<__nv_bfloat16, false>;
+    const void *kernel =
+        p->type == BML_F16 ? (const void *)product<__half> : (const void *)product<__nv_bfloat16>;
     return bml_cuda_launch(kernel, grid, THREADS, 1, 0, arguments, stream);
 }

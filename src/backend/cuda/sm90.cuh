@@ -1,43 +1,41 @@
 /*
- * What Hopper's matrix units and copy engine are told, one PTX instruction a function: mbarriers,
- * bulk tensor copies, wgmma, clusters. Shared-memory addresses are 32-bit, of the shared window.
+ * What Hopper's matrix units and copy engine are told, one PTX instruction a function: bulk tensor
+ * copies, wgmma, clusters. Shared-memory addresses are 32-bit, of the shared window.
  */
 #ifndef BML_BACKEND_CUDA_SM90_CUH
 #define BML_BACKEND_CUDA_SM90_CUH
 
+#include "backend/cuda/kernels/barrier.cuh"
+
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <stdint.h>
 
-__device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+/* A ring's place: the slot, and the parity of its current use. */
+struct ring_place {
+    int slot;
+    uint32_t parity;
 
-/* ---- mbarriers ---- */
+    /* By N places of a ring of SLOTS; N is at most that. */
+    __device__ __forceinline__ void advance(int slots, int n = 1)
+    {
+        slot += n;
+        if (slot >= slots) {
+            slot -= slots;
+            parity ^= 1;
+        }
+    }
 
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
+    /* By any number of places. */
+    __device__ __forceinline__ void skip(int slots, int n)
+    {
+        int rounds = (slot + n) / slots;
+        slot += n - rounds * slots;
+        parity ^= rounds & 1;
+    }
+};
 
-/* Makes initialised barriers visible to the copy engine and to the cluster. */
-__device__ __forceinline__ void barrier_init_fence()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
+/* ---- clusters ---- */
 
 /* Arrives at the barrier in the same place of block RANK of the cluster. */
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank)
@@ -48,33 +46,6 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
                  "r"(rank)
                  : "memory");
 }
-
-/* Waits for the end of the phase of this parity. */
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    asm volatile("{\n.reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-}
-
-/* A ring's place: the slot, and the parity of its current use. */
-struct ring_place {
-    int slot;
-    uint32_t parity;
-
-    __device__ __forceinline__ void advance(int slots)
-    {
-        if (++slot == slots) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-/* ---- clusters ---- */
 
 __device__ __forceinline__ uint32_t cluster_rank()
 {
@@ -115,10 +86,51 @@ __device__ __forceinline__ void store_shared(uint32_t address, float x, float y,
                  : "memory");
 }
 
+/* Four 8x8 blocks of 16-bit elements, held as wgmma's sums are; lane l gives the address of row
+ * l % 8 of block l / 8. */
+__device__ __forceinline__ void store_blocks(uint32_t row, uint32_t b0, uint32_t b1, uint32_t b2,
+                                             uint32_t b3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+                 "r"(b0), "r"(b1), "r"(b2), "r"(b3)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ __forceinline__ float4 load_shared(uint32_t address)
+{
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+/* *to = v, or not: without a branch. */
+__device__ __forceinline__ void store_if(bool condition, void *to, float4 v)
+{
+    asm volatile("{\n.reg .pred here;\n"
+                 "setp.ne.b32 here, %0, 0;\n"
+                 "@here st.global.v4.f32 [%1], {%2, %3, %4, %5};\n}" ::"r"((int)condition),
+                 "l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
 /* Waits for THREADS threads of the block, whole warps, at hardware barrier ID. */
 __device__ __forceinline__ void barrier_sync(int id, int threads)
 {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Counts for those who wait there, without waiting. */
+__device__ __forceinline__ void barrier_arrive(int id, int threads)
+{
+    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* ---- the copy engine ---- */
@@ -156,13 +168,49 @@ __device__ __forceinline__ void load_box_multicast(uint32_t to, const CUtensorMa
                  : "memory");
 }
 
+/* Adds a box of float32 to what is there; a thread's such copies can be waited for once bound. */
+__device__ __forceinline__ void add_box(const CUtensorMap *map, uint32_t from, int x, int y)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until all but PENDING of this thread's copies from shared memory have read it. */
+template <int PENDING> __device__ __forceinline__ void boxes_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Until they are done. */
+__device__ __forceinline__ void boxes_written()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Four bytes to shared memory, zeros where there are none. */
+__device__ __forceinline__ void copy_word(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 4 : 0)
+                 : "memory");
+}
+
+/* Until this thread's words have come. */
+__device__ __forceinline__ void words_here()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /* Brings a line into the L2 cache. */
 __device__ __forceinline__ void prefetch_line(const void *address)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/* Makes a thread's own writes to shared memory visible to wgmma. */
+/* Makes a thread's own writes to shared memory visible to wgmma and the copy engine. */
 __device__ __forceinline__ void shared_written_fence()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

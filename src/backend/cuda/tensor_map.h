@@ -11,9 +11,9 @@
 extern "C" {
 #endif
 
-/* A tensor of 16-bit elements of RANK 2 or 3, innermost dimension first; PITCH[i] elements between
- * neighbours of dimension i + 1. Boxes are 64 elements by BOX_ROWS, in 128-byte swizzled rows; what
- * lies outside the tensor reads as zeros. */
+/* A tensor of TYPE and RANK 2 or 3, innermost dimension first; PITCH[i] elements between neighbours
+ * of dimension i + 1. Boxes are 128 bytes by BOX_ROWS, rows swizzled; what lies outside the tensor
+ * reads as zeros and is not written. */
 cudaError_t bml_cuda_tensor_map(CUtensorMap *map, bml_dtype type, const void *base, int rank,
                                 const uint64_t *size, const uint64_t *pitch, int box_rows);
 
