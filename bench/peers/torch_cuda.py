@@ -1,9 +1,10 @@
-"""PyTorch's decode step on a GPU: GPT-2 in bfloat16 with every operation in one CUDA graph.
+"""PyTorch on a GPU: GPT-2 in bfloat16 with every operation of a pass in one CUDA graph.
 
-    python3 torch_cuda.py CHECKPOINT BATCH:CONTEXT...
+    python3 torch_cuda.py CHECKPOINT CASE...
 
-Prints a line of JSON for each BATCH:CONTEXT: median, least and greatest microseconds of a step.
---compile lets torch.compile fuse what it can first, which takes minutes.
+A case is BATCH:CONTEXT, a decode step, or BATCHxTOKENS, prompts from their beginning. Prints a line
+of JSON for each: median, least and greatest microseconds of a pass. --compile lets torch.compile
+fuse what it can first, which takes about a minute a case.
 """
 
 import json
@@ -49,27 +50,50 @@ class Model:
         self.tokens = torch.randint(0, c.vocab_size, (batch, 1), device="cuda")
         self.position = torch.tensor([context - 1], device="cuda")
 
+    def start_prompts(self, batch, length):
+        self.tokens = torch.randint(0, self.checkpoint.vocab_size, (batch, length), device="cuda")
+        self.position = torch.arange(length, device="cuda")
+
     def norm(self, x, parameters):
         return F.layer_norm(x, x.shape[-1:], *parameters, self.checkpoint.epsilon)
 
-    def step(self):
-        """The token at the last position of the cache; leaves the next one in self.tokens."""
+    def forward(self, attend):
+        """The tokens that come next; attend(layer, q, k, v) is what they see of each other."""
         x = F.embedding(self.tokens, self.wte) + F.embedding(self.position, self.wpe)
-        batch, _, width = x.shape
-        for (norms, linears), cache in zip(self.layers, self.caches):
+        batch, length, width = x.shape
+        for i, (norms, linears) in enumerate(self.layers):
             qkv, out, up, down = linears
             q, k, v = (
-                part.view(batch, 1, self.checkpoint.n_head, -1).transpose(1, 2)
+                part.view(batch, length, self.checkpoint.n_head, -1).transpose(1, 2)
                 for part in F.linear(self.norm(x, norms[0]), *qkv).split(width, -1)
             )
-            cache[0].index_copy_(2, self.position, k)
-            cache[1].index_copy_(2, self.position, v)
-            y = F.scaled_dot_product_attention(q, cache[0], cache[1])
-            x = x + F.linear(y.transpose(1, 2).reshape(batch, 1, width), *out)
+            y = attend(i, q, k, v)
+            x = x + F.linear(y.transpose(1, 2).reshape(batch, length, width), *out)
             hidden = F.gelu(F.linear(self.norm(x, norms[1]), *up), approximate="tanh")
             x = x + F.linear(hidden, *down)
         logits = F.linear(self.norm(x[:, -1], self.ln_f), self.wte)
-        self.tokens.copy_(logits.argmax(-1, keepdim=True))
+        return logits.argmax(-1, keepdim=True)
+
+    def step(self):
+        """The token at the last position of the cache; leaves the next one in self.tokens."""
+
+        def attend(layer, q, k, v):
+            cache = self.caches[layer]
+            cache[0].index_copy_(2, self.position, k)
+            cache[1].index_copy_(2, self.position, v)
+            return F.scaled_dot_product_attention(q, cache[0], cache[1])
+
+        self.tokens.copy_(self.forward(attend))
+
+    def prompts(self):
+        """The tokens that come next, and the keys and values, which stay where they were made."""
+        kept = []
+
+        def attend(layer, q, k, v):
+            kept.append((k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        return self.forward(attend), kept
 
 
 def graph_of(step):
@@ -104,14 +128,15 @@ def main():
     torch.set_grad_enabled(False)
     model = Model(Checkpoint(path))
     for case in cases:
-        batch, context = map(int, case.split(":"))
-        model.start(batch, context)
-        times = microseconds(graph_of(torch.compile(model.step) if compiled else model.step))
+        prompts = "x" in case
+        batch, context = map(int, case.split("x" if prompts else ":"))
+        (model.start_prompts if prompts else model.start)(batch, context)
+        run = model.prompts if prompts else model.step
+        times = microseconds(graph_of(torch.compile(run, dynamic=False) if compiled else run))
         print(
             json.dumps(
                 {
-                    "batch": batch,
-                    "context": context,
+                    "case": case,
                     "median_us": statistics.median(times),
                     "least_us": min(times),
                     "greatest_us": max(times),

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Everything that needs a GPU: builds, runs the kernels' tests and the end-to-end matches, measures
-# decoding and prompts beside PyTorch in one table, and runs the tests under compute-sanitizer.
+# decoding and prompts beside PyTorch in two tables, and runs the tests under compute-sanitizer.
 #
 #   tests/cuda/run.sh [BUILD]
 #
@@ -50,6 +50,8 @@ fi
 if [ "${TORCH:-1}" = 1 ]; then
     python3 bench/peers/torch_cuda.py "$work/gpt2" 1:64 1:1000 8:512 64:512 256:512 \
         >"$work/torch.json"
+    python3 bench/peers/torch_cuda.py --compile "$work/gpt2" 1x1024 8x1024 64x1024 \
+        >>"$work/torch.json"
 fi
 python3 tests/cuda/table.py "$bml" "$work"
 

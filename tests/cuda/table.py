@@ -1,4 +1,4 @@
-"""The table of run.sh: bml's decode steps and prompts, their limits, and PyTorch's steps.
+"""The tables of run.sh: bml's decode steps and prompts, limits, and PyTorch's times.
 
     table.py BML DIRECTORY    with the checkpoints, and torch.json if PyTorch was measured
 """
@@ -23,7 +23,13 @@ torch = {}
 if (directory / "torch.json").exists():
     for line in (directory / "torch.json").read_text().splitlines():
         case = json.loads(line)
-        torch[case["batch"], case["context"]] = case["median_us"]
+        torch[case["case"]] = case["median_us"]
+
+
+def beside(us, case):
+    peer = torch.get(case)
+    return f"{peer:.0f} ({peer / us:.2f}x)" if peer else "-"
+
 
 print("| model | weights | batch | context | bml, us a step | limit, us | of it | PyTorch, us |")
 print("|---|---|---|---|---|---|---|---|")
@@ -35,13 +41,19 @@ for model, weights, batch, context in cases:
     decode = bench(model, weights, batch, context - STEPS // 2, STEPS)["decode"]
     step = 1e3 * decode["ms_per_step"]
     limit = step * decode["percent_of_bandwidth"] / 100
-    peer = torch.get((batch, context)) if (model, weights) == ("gpt2", "bf16") else None
-    shown = f"{peer:.0f} ({peer / step:.2f}x)" if peer else "-"
+    shown = beside(step, f"{batch}:{context}" if (model, weights) == ("gpt2", "bf16") else None)
     print(
         f"| {model} | {weights} | {batch} | {context} | {step:.0f} | {limit:.0f} "
         f"| {decode['percent_of_bandwidth']:.0f}% | {shown} |",
         flush=True,
     )
-for chunk in (512, 1024):
-    prefill = bench("gpt2", "bf16", 1, 1023, 1, "--chunk", chunk)["prefill"]
-    print(f"prompt of 1023 tokens, chunks of {chunk}: {prefill['time_to_first_token_ms']:.2f} ms")
+
+print("\n| gpt2 in bf16, prompts | chunk | bml, us | TFLOP/s | PyTorch compiled, us |")
+print("|---|---|---|---|---|")
+for batch, chunk in ((1, 512), (1, 1024), (8, 8192), (64, 65536)):
+    prefill = bench("gpt2", "bf16", batch, 1024, 0, "--chunk", chunk)["prefill"]
+    us, case = 1e3 * prefill["time_to_first_token_ms"], f"{batch}x1024"
+    print(
+        f"| {case} | {chunk} | {us:.0f} | {1e-3 * prefill['gflop_s']:.0f} | {beside(us, case)} |",
+        flush=True,
+    )
