@@ -2,6 +2,7 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/decode.h"
 #include "backend/cuda/pass16.h"
+#include "backend/cuda/product_batch.h"
 #include "backend/cuda/weight.h"
 
 #include "base/error.h"
@@ -217,8 +218,12 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
     if (n_rows && batch->target)
         memcpy(host + 8 * most, batch->target, n_rows * sizeof *host);
 
-    /* Quantised activations: 64 int8 and a float32 scale a block. */
-    size_t scratch = most * bml_cuda_n_blocks(queue->device->max_width) * (BML_CUDA_BLOCK + 4);
+    /* Quantised activations, 64 int8 and a float32 scale a block; or, of a decoding batch, a
+     * product's sums in parts: as many as floats for its inputs where these are 4 n_embd. */
+    size_t width = queue->device->max_width;
+    size_t scratch = most * bml_cuda_n_blocks(width) * (BML_CUDA_BLOCK + 4);
+    size_t sums = (most < BML_CUDA_BATCH ? most : BML_CUDA_BATCH) * width * 2 * sizeof(float);
+    scratch = sums > scratch ? sums : scratch;
     if (scratch > queue->scratch_bytes) {
         char *memory = NULL;
         error = cudaMalloc((void **)&memory, scratch);

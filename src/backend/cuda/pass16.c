@@ -1,11 +1,13 @@
 /*
- * The pass of many tokens, kernel after kernel: five a layer, seven where the norms stand alone.
- * Activations between them are of the weights' type; x, sums and logits are float32.
+ * The pass of many tokens, kernel after kernel: five a layer, and two norms where these stand
+ * alone. Activations between them are of the weights' type; x, sums and logits are float32.
  */
 #include "backend/cuda/pass16.h"
 
 #include "backend/cuda/attention_decode.h"
+#include "backend/cuda/head.h"
 #include "backend/cuda/prefill.h"
+#include "backend/cuda/product_batch.h"
 #include "backend/cuda/product_few.h"
 #include "base/memory.h"
 
@@ -16,17 +18,24 @@
 typedef struct shape {
     int n_tokens, n_rows, n_valid;
     const void *batch, *ids; /* device memory of the arrays, and where ids go on the host */
+    const void *scratch;
 } shape;
 
 struct bml_cuda_graph {
     shape shape;           /* of the last decode step */
     cudaGraphExec_t graph; /* of such a step; NULL until it has come twice */
+    uint64_t *seen;        /* [n_slots]: the pass that a slot was last in */
+    uint64_t n_passes;
+    int n_slots;
 };
 
 void bml_cuda_graph_free(bml_cuda_graph *g)
 {
-    if (g && g->graph)
+    if (!g)
+        return;
+    if (g->graph)
         cudaGraphExecDestroy(g->graph);
+    free(g->seen);
     free(g);
 }
 
@@ -59,7 +68,9 @@ typedef struct pass {
     bml_cuda_batch batch;
     const bml_cuda_query_tile *tiles; /* device memory */
     int n_tokens, n_tiles;
-    bool alone; /* no token sees another of the batch */
+    bool alone;   /* no token sees another of the batch */
+    bool batched; /* a decoding batch: products of product_batch.h */
+    int n_sums;   /* that the residual stream still lacks, in the queue's scratch memory */
 } pass;
 
 static bml_cuda_cache16 cache_of(const pass *p, int layer)
@@ -93,13 +104,34 @@ static bml_cuda_product product_of(const pass *p, bml_buffer *out, const bml_buf
     return product;
 }
 
-/* x += product with l */
-static void add_product(const pass *p, const bml_buffer *x, const bml_linear_weights *l)
+/* The most parts that a product's sums may lie in. */
+static int max_split(const pass *p)
 {
-    bml_cuda_product product = product_of(p, &p->a->x, x, l, BML_CUDA_RESIDUAL, -1, p->n_tokens);
-    bml_cuda_note(p->queue, bml_cuda_is_few(&product)
-                                ? bml_cuda_product_few(&product, NULL, p->queue->stream)
-                                : bml_cuda_product16(&product, p->queue->stream));
+    size_t each = (size_t)p->n_tokens * (size_t)p->w->config.n_embd * sizeof(float);
+    size_t n = p->queue->scratch_bytes / each;
+    return n < BML_CUDA_MAX_SPLIT ? (int)n : BML_CUDA_MAX_SPLIT;
+}
+
+static void multiply(const pass *p, const bml_cuda_product *product)
+{
+    bml_cuda_note(p->queue, bml_cuda_is_few(product)
+                                ? bml_cuda_product_few(product, NULL, p->queue->stream)
+                                : bml_cuda_product16(product, p->queue->stream));
+}
+
+/* x += product with l */
+static void add_product(pass *p, const bml_buffer *x, const bml_linear_weights *l)
+{
+    bml_cuda_product sum = product_of(p, &p->a->x, x, l, BML_CUDA_RESIDUAL, -1, p->n_tokens);
+    if (!p->batched) {
+        multiply(p, &sum);
+        return;
+    }
+    sum.epilogue = BML_CUDA_STORE32;
+    sum.out = p->queue->scratch;
+    bml_cuda_cut cut = bml_cuda_batch_cut(&sum, max_split(p));
+    p->n_sums = cut.split;
+    bml_cuda_note(p->queue, bml_cuda_product_batch(&sum, cut, p->queue->stream));
 }
 
 static bml_cuda_ahead ahead_of(const bml_linear_weights *l, const bml_linear_weights *then)
@@ -113,26 +145,44 @@ static bml_cuda_ahead ahead_of(const bml_linear_weights *l, const bml_linear_wei
     return ahead;
 }
 
-/* The product of the norm of rows of x; THEN comes after it, or is NULL. */
-static void norm_product(const pass *p, bml_buffer *out, const bml_norm_weights *n,
-                         const int32_t *row, const bml_linear_weights *l,
-                         const bml_linear_weights *then, bml_cuda_epilogue epilogue, int layer,
-                         int n_rows)
+/* To a->normed, the norms of rows of x; AHEAD comes next. */
+static void norm(pass *p, const bml_norm_weights *n, const int32_t *row, int n_rows,
+                 bml_cuda_ahead ahead)
 {
     const bml_hf_config *c = &p->w->config;
+    bml_dtype type = p->cache->dtype;
+    void *out = p->a->normed.data;
+    float *x = p->a->x.data;
+    const float *weight = n->weight.buffer.data, *bias = n->bias.buffer.data;
+    bml_cuda_note(p->queue,
+                  p->batched
+                      ? bml_cuda_norm_batch(type, out, x, (const float *)p->queue->scratch,
+                                            p->n_sums, p->n_tokens, row, weight, bias, n_rows,
+                                            c->n_embd, c->layer_norm_epsilon, p->queue->stream)
+                      : bml_cuda_norm16(type, out, x, row, weight, bias, n_rows, c->n_embd,
+                                        c->layer_norm_epsilon, ahead, p->queue->stream));
+    p->n_sums = 0;
+}
+
+/* The product of the norm of rows of x; THEN comes after it, or is NULL. */
+static void norm_product(pass *p, bml_buffer *out, const bml_norm_weights *n, const int32_t *row,
+                         const bml_linear_weights *l, const bml_linear_weights *then,
+                         bml_cuda_epilogue epilogue, int layer, int n_rows)
+{
     cudaStream_t stream = p->queue->stream;
-    bml_cuda_product product = product_of(p, out, &p->a->normed, l, epilogue, layer, n_rows);
-    bml_cuda_norm norm = {p->a->x.data, row, n->weight.buffer.data, n->bias.buffer.data,
-                          c->layer_norm_epsilon};
-    if (bml_cuda_takes_norm(&product)) {
-        bml_cuda_note(p->queue, bml_cuda_product_few(&product, &norm, stream));
+    bml_cuda_product normed = product_of(p, out, &p->a->normed, l, epilogue, layer, n_rows);
+    if (!p->batched && bml_cuda_takes_norm(&normed)) {
+        bml_cuda_norm before = {p->a->x.data, row, n->weight.buffer.data, n->bias.buffer.data,
+                                p->w->config.layer_norm_epsilon};
+        bml_cuda_note(p->queue, bml_cuda_product_few(&normed, &before, stream));
         return;
     }
-    bml_cuda_note(p->queue, bml_cuda_norm16(p->cache->dtype, p->a->normed.data, norm.x, row,
-                                            norm.weight, norm.bias, n_rows, c->n_embd, norm.epsilon,
-                                            ahead_of(l, then), stream));
-    bml_cuda_note(p->queue, bml_cuda_is_few(&product) ? bml_cuda_product_few(&product, NULL, stream)
-                                                      : bml_cuda_product16(&product, stream));
+    norm(p, n, row, n_rows, ahead_of(l, then));
+    if (p->batched && epilogue != BML_CUDA_STORE32)
+        bml_cuda_note(p->queue,
+                      bml_cuda_product_batch(&normed, bml_cuda_batch_cut(&normed, 1), stream));
+    else
+        multiply(p, &normed);
 }
 
 static void attend(const pass *p, int layer)
@@ -154,13 +204,63 @@ static void attend(const pass *p, int layer)
                            : bml_cuda_attention16(&attention, p->queue->stream));
 }
 
-static void enqueue(const pass *p, int n_valid)
+/* The ids of the rows' largest logits; of a batch without the logits. */
+static void choose(pass *p, int n_valid)
 {
     bml_activations *a = p->a;
     const bml_hf_config *c = &p->w->config;
-    int n = p->n_tokens, n_rows = p->queue->batch->n_rows;
+    int n_rows = p->queue->batch->n_rows;
+    bml_cuda_head head = {.type = p->cache->dtype,
+                          .m = n_rows,
+                          .n = n_valid,
+                          .k = c->n_embd,
+                          .a = a->normed.data,
+                          .w = p->w->lm_head.w.buffer.data,
+                          .parts = a->logits.data,
+                          .ids = a->ids.data,
+                          .also = p->queue->ids_host};
+    if (p->batched && bml_cuda_takes_head(&head)) {
+        norm(p, &p->w->ln_f, p->batch.row, n_rows, ahead_of(&p->w->lm_head, NULL));
+        bml_cuda_note(p->queue, bml_cuda_head_argmax(&head, p->queue->stream));
+        return;
+    }
+    norm_product(p, &a->logits, &p->w->ln_f, p->batch.row, &p->w->lm_head, NULL, BML_CUDA_STORE32,
+                 -1, n_rows);
+    if (n_valid)
+        bml_cuda_argmax(p->queue, &a->ids, &a->logits, n_rows, c->vocab_size, n_valid);
+}
+
+/* Whether the products of product_batch.h take a layer of this pass, and so all. */
+static bool takes_batch(const pass *p)
+{
+    const bml_layer_weights *l = &p->w->layers[0];
+    bml_activations *a = p->a;
+    const struct {
+        bml_buffer *out, *x;
+        const bml_linear_weights *l;
+        bml_cuda_epilogue epilogue;
+    } all[] = {{&a->q, &a->normed, &l->c_attn, BML_CUDA_QKV},
+               {&a->x, &a->merged, &l->c_proj, BML_CUDA_STORE32},
+               {&a->hidden, &a->normed, &l->c_fc, BML_CUDA_ACTIVATION},
+               {&a->x, &a->hidden, &l->mlp_c_proj, BML_CUDA_STORE32}};
+    bool takes = p->n_tokens > 1 && p->n_tokens <= BML_CUDA_BATCH && max_split(p) > 0 &&
+                 bml_cuda_takes_norm_batch(p->w->config.n_embd);
+    for (size_t i = 0; i < sizeof all / sizeof *all && takes; i++) {
+        bml_cuda_product product =
+            product_of(p, all[i].out, all[i].x, all[i].l, all[i].epilogue, 0, p->n_tokens);
+        takes = bml_cuda_batch_cut(&product, max_split(p)).columns > 0;
+    }
+    return takes;
+}
+
+static void enqueue(pass *p, int n_valid)
+{
+    bml_activations *a = p->a;
+    int n = p->n_tokens, n_layer = p->w->config.n_layer;
+    p->batched = p->alone && takes_batch(p);
+    p->n_sums = 0;
     bml_cuda_embedding(p->queue, &a->x, &p->w->wte, &p->w->wpe);
-    for (int i = 0; i < c->n_layer; i++) {
+    for (int i = 0; i < n_layer; i++) {
         const bml_layer_weights *l = &p->w->layers[i];
         norm_product(p, &a->q, &l->ln_1, NULL, &l->c_attn, &l->c_proj, BML_CUDA_QKV, i, n);
         attend(p, i);
@@ -169,16 +269,12 @@ static void enqueue(const pass *p, int n_valid)
                      i, n);
         add_product(p, &a->hidden, &l->mlp_c_proj);
     }
-    if (!n_rows)
-        return;
-    norm_product(p, &a->logits, &p->w->ln_f, p->batch.row, &p->w->lm_head, NULL, BML_CUDA_STORE32,
-                 -1, n_rows);
-    if (n_valid)
-        bml_cuda_argmax(p->queue, &a->ids, &a->logits, n_rows, c->vocab_size, n_valid);
+    if (p->queue->batch->n_rows)
+        choose(p, n_valid);
 }
 
 /* Makes the graph of the pass; NULL on failure, which is no reason not to run it without. */
-static cudaGraphExec_t capture(const pass *p, int n_valid)
+static cudaGraphExec_t capture(pass *p, int n_valid)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
@@ -201,28 +297,45 @@ static cudaGraphExec_t capture(const pass *p, int n_valid)
 
 /* A decode step that comes a second time is worth a graph: its kernels are shorter than the time
  * that launching them takes. */
-static void step(const pass *p, int n_valid)
+static void step(pass *p, int n_valid)
 {
     bml_queue *queue = p->queue;
-    shape now = {p->n_tokens, queue->batch->n_rows, n_valid, queue->batch_device, queue->ids_host};
-    if (!queue->graph)
-        queue->graph = bml_calloc(1, sizeof *queue->graph);
+    shape now = {p->n_tokens,         queue->batch->n_rows, n_valid,
+                 queue->batch_device, queue->ids_host,      queue->scratch};
     bml_cuda_graph *g = queue->graph;
-    bool again = g && g->shape.n_tokens == now.n_tokens && g->shape.n_rows == now.n_rows &&
+    bool again = g->shape.n_tokens == now.n_tokens && g->shape.n_rows == now.n_rows &&
                  g->shape.n_valid == now.n_valid && g->shape.batch == now.batch &&
-                 g->shape.ids == now.ids;
+                 g->shape.ids == now.ids && g->shape.scratch == now.scratch;
     if (again && !g->graph)
         g->graph = capture(p, n_valid);
     if (again && g->graph) {
         bml_cuda_note(queue, cudaGraphLaunch(g->graph, queue->stream));
         return;
     }
-    if (g && !again) {
+    if (!again) {
         if (g->graph)
             cudaGraphExecDestroy(g->graph);
-        *g = (bml_cuda_graph){now, NULL};
+        g->graph = NULL;
+        g->shape = now;
     }
     enqueue(p, n_valid);
+}
+
+/* Whether all tokens are of different slots, which is noted in SEEN. */
+static bool slots_differ(bml_cuda_graph *g, const bml_batch *batch, int n_slots)
+{
+    if (g->n_slots < n_slots) {
+        free(g->seen);
+        g->seen = bml_calloc((size_t)n_slots, sizeof *g->seen);
+        g->n_slots = g->seen ? n_slots : 0;
+    }
+    g->n_passes++;
+    bool differ = g->seen != NULL;
+    for (int t = 0; t < batch->n_tokens && differ; t++) {
+        differ = g->seen[batch->slot[t]] != g->n_passes;
+        g->seen[batch->slot[t]] = g->n_passes;
+    }
+    return differ;
 }
 
 void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
@@ -233,8 +346,11 @@ void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
         bml_cuda_query_tiles(queue->batch, (bml_cuda_query_tile *)bml_cuda_tiles_host(queue));
     p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
     p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);
-    p.alone = p.n_tiles == p.n_tokens && (cache->head_dim == 64 || cache->head_dim == 128) &&
-              p.n_tokens <= 65535; /* what a grid can have along z */
+    if (!queue->graph)
+        queue->graph = bml_calloc(1, sizeof *queue->graph);
+    p.alone = queue->graph && (cache->head_dim == 64 || cache->head_dim == 128) &&
+              p.n_tokens <= 65535 && /* what a grid can have along z */
+              slots_differ(queue->graph, queue->batch, cache->n_slots);
     if (p.alone)
         step(&p, n_valid);
     else

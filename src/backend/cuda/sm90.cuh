@@ -269,6 +269,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t b
 #define TEN(t)                                                                                     \
     "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, "   \
     "%" #t "9, "
+#define LIST24 TEN() TEN(1) "%20, %21, %22, %23"
 #define LIST32 TEN() TEN(1) TEN(2) "%30, %31"
 #define LIST48 TEN() TEN(1) TEN(2) TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
 #define LIST64 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
@@ -278,6 +279,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t b
 #define SUMS8(i)                                                                                   \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SUMS24(i) SUMS8(i), SUMS8(i + 8), SUMS8(i + 16)
 #define SUMS32(i) SUMS8(i), SUMS8(i + 8), SUMS8(i + 16), SUMS8(i + 24)
 #define SUMS48(i) SUMS32(i), SUMS8(i + 32), SUMS8(i + 40)
 #define SUMS64(i) SUMS32(i), SUMS32(i + 32)
@@ -300,7 +302,11 @@ template <typename T, int N, bool N_MAJOR>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int sum)
 {
     constexpr bool bf16 = __is_same(T, __nv_bfloat16);
-    if constexpr (N == 64 && bf16)
+    if constexpr (N == 48 && bf16)
+        WGMMA(48, 24, "bf16", 24, 25, 26, 27);
+    else if constexpr (N == 48)
+        WGMMA(48, 24, "f16", 24, 25, 26, 27);
+    else if constexpr (N == 64 && bf16)
         WGMMA(64, 32, "bf16", 32, 33, 34, 35);
     else if constexpr (N == 64)
         WGMMA(64, 32, "f16", 32, 33, 34, 35);
@@ -341,6 +347,7 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[32], const uint32_t (&a)[4
 }
 
 #undef TEN
+#undef LIST24
 #undef LIST32
 #undef LIST48
 #undef LIST64
@@ -348,6 +355,7 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[32], const uint32_t (&a)[4
 #undef LIST128
 #undef LIST90
 #undef SUMS8
+#undef SUMS24
 #undef SUMS32
 #undef SUMS48
 #undef SUMS64
