@@ -1,10 +1,12 @@
-/* What the CUDA tests and benchmarks share: device memory that is full of random numbers. */
+/* What the CUDA tests and benchmarks share: device memory that is full of random numbers, and what
+ * comes out of it against what should. */
 #ifndef BML_TESTS_CUDA_HELPERS_CUH
 #define BML_TESTS_CUDA_HELPERS_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +75,41 @@ template <typename T> static T *upload(const T *from, size_t n)
     CHECK(cudaMalloc(&to, n * sizeof(T)));
     CHECK(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyHostToDevice));
     return to;
+}
+
+static int failures, checks;
+
+/* ||got - wanted|| / ||wanted|| against LIMIT; NaN fails. */
+struct difference {
+    double error = 0, norm = 0;
+    bool stray = false; /* something was written where nothing should be */
+
+    void add(double got, double wanted)
+    {
+        error += (got - wanted) * (got - wanted);
+        norm += wanted * wanted;
+    }
+
+    void judge(const char *what, double limit) const
+    {
+        double relative = sqrt(error / (norm > 0 ? norm : 1));
+        checks++;
+        if (relative < limit && !stray)
+            return;
+        failures++;
+        printf("FAIL %s: error %.3g, limit %.3g%s\n", what, relative, limit,
+               stray ? ", written outside" : "");
+    }
+};
+
+template <typename T> static double number(T x)
+{
+    return (double)(float)x;
+}
+
+template <typename T> static bool poisoned(T x)
+{
+    return isnan((float)x);
 }
 
 #endif

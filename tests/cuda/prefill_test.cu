@@ -6,43 +6,6 @@
 #include "backend/cuda/product.h"
 #include "helpers.cuh"
 
-#include <math.h>
-
-static int failures, checks;
-
-/* ||got - wanted|| / ||wanted|| against LIMIT; NaN fails. */
-struct difference {
-    double error = 0, norm = 0;
-    bool stray = false; /* something was written where nothing should be */
-
-    void add(double got, double wanted)
-    {
-        error += (got - wanted) * (got - wanted);
-        norm += wanted * wanted;
-    }
-
-    void judge(const char *what, double limit) const
-    {
-        double relative = sqrt(error / (norm > 0 ? norm : 1));
-        checks++;
-        if (relative < limit && !stray)
-            return;
-        failures++;
-        printf("FAIL %s: error %.3g, limit %.3g%s\n", what, relative, limit,
-               stray ? ", written outside" : "");
-    }
-};
-
-template <typename T> static double number(T x)
-{
-    return (double)(float)x;
-}
-
-template <typename T> static bool poisoned(T x)
-{
-    return isnan((float)x);
-}
-
 /* ---- products ---- */
 
 template <typename T>

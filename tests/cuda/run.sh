@@ -4,16 +4,16 @@
 #
 #   tests/cuda/run.sh [BUILD]
 #
-# BUILD, a directory with bml, tests/test_cuda and tests/prefill_test in it, is used as it is;
-# without it build/ is built. SANITIZE=0 leaves the sanitizer out, TORCH=0 PyTorch, XL=0 the largest
-# model. VALID names the text whose perplexity is compared (default ../shared/corpus/valid.txt.xz, if
-# it is there).
+# BUILD, a directory with bml, tests/test_cuda, tests/prefill_test and tests/batch_test in it, is used
+# as it is; without it build/ is built. SANITIZE=0 leaves the sanitizer out, TORCH=0 PyTorch, XL=0 the
+# largest model. VALID names the text whose perplexity is compared (default
+# ../shared/corpus/valid.txt.xz, if it is there).
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build}
 if [ $# -eq 0 ]; then
     cmake --preset release -DBML_CUDA=ON >/dev/null
-    cmake --build --preset release -j "$(nproc)" --target bml test_cuda prefill_test
+    cmake --build --preset release -j "$(nproc)" --target bml test_cuda prefill_test batch_test
 fi
 bml=$build/bml
 work=$(mktemp -d)
@@ -30,6 +30,7 @@ step "kernels and passes"
 "$build/tests/test_cuda" >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
 grep -E 'test\(s\)|ties' "$work/log"
 "$build/tests/prefill_test"
+"$build/tests/batch_test"
 
 valid=${VALID:-../shared/corpus/valid.txt.xz}
 if [ -r "$valid" ]; then

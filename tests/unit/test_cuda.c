@@ -134,6 +134,77 @@ static void test_slots(void **state)
     }
 }
 
+/* SLOT % 41 tokens in each slot, which SEED and the slot decide. */
+static void fill_slots(bml_session *s, int n_slots, uint64_t seed)
+{
+    static float scratch[41 * VOCAB];
+    int32_t ids[41];
+    for (int slot = 0; slot < n_slots; slot++) {
+        random_ids(ids, 41, seed + (uint64_t)slot);
+        eval(s, slot, ids, (size_t)(slot % 41), 41, scratch);
+    }
+}
+
+/* Decoding batches, each sequence at a place of its own, against the kernels one by one; what comes
+ * again is a graph. A row has the same bits whatever the others are. */
+static void test_batches(void **state)
+{
+    (void)state;
+    enum { SLOTS = 300 };
+    static const int sizes[] = {2, 9, 33, 64, 65, 130, 256, 300};
+    static float fused[SLOTS * VOCAB], single[SLOTS * VOCAB], other[SLOTS * VOCAB];
+    for (int format = BML_WEIGHTS_BF16; format <= BML_WEIGHTS_F16; format++) {
+        bml_session_options options = {.n_slots = SLOTS,
+                                       .n_ctx = 128,
+                                       .kv_dtype = format == BML_WEIGHTS_BF16 ? BML_BF16 : BML_F16};
+        bml_session *sessions[3];
+        for (int i = 0; i < 3; i++) {
+            sessions[i] = session_on(cuda[format], options);
+            sessions[i]->kernel_by_kernel = i == 1;
+            fill_slots(sessions[i], SLOTS, i == 2 ? 1000 : 0);
+        }
+        uint64_t seed = 3;
+        for (size_t i = few_tests ? 5 : 0; i < sizeof sizes / sizeof *sizes - few_tests; i++)
+            for (int step = 0; step < 3; step++) {
+                bml_batch_token batch[SLOTS];
+                int32_t next[SLOTS];
+                int n = sizes[i], n_rows = 0;
+                for (int t = 0; t < n; t++) {
+                    bool wanted = t % 3 != 1 || step == 0;
+                    batch[t] = (bml_batch_token){(int32_t)(test_random(&seed) % VOCAB), t, wanted};
+                    n_rows += wanted;
+                }
+                ok(bml_session_eval(sessions[0], batch, (size_t)n, fused, &err));
+                ok(bml_session_eval(sessions[1], batch, (size_t)n, single, &err));
+                double off = distance(fused, single, (size_t)n_rows, VOCAB);
+                if (!(off <= fmax(bounds[format], 1e-2)))
+                    fail_msg("format %d, %d sequences: off by %.2e", format, n, off);
+                for (int t = 1; t < n; t++)
+                    batch[t].token = (batch[t].token + 1) % VOCAB;
+                ok(bml_session_eval(sessions[2], batch, (size_t)n, other, &err));
+                assert_memory_equal(fused, other, VOCAB * sizeof *fused);
+
+                for (int t = 0; t < n; t++)
+                    batch[t] = (bml_batch_token){t, t, true};
+                ok(bml_session_eval_argmax(sessions[0], batch, (size_t)n, next, &err));
+                ok(bml_session_eval(sessions[1], batch, (size_t)n, single, &err));
+                ok(bml_session_eval(sessions[2], batch, (size_t)n, other, &err));
+                for (int t = 0; t < n; t++) {
+                    const float *row = single + (size_t)t * VOCAB;
+                    float best = row[0], size = 0;
+                    for (int id = 0; id < VOCAB; id++) {
+                        best = fmaxf(best, row[id]);
+                        size = fmaxf(size, fabsf(row[id]));
+                    }
+                    assert_in_range(next[t], 0, VOCAB - 1);
+                    assert_true(row[next[t]] >= best - fmax(bounds[format], 1e-2) * size);
+                }
+            }
+        for (int i = 0; i < 3; i++)
+            bml_session_free(sessions[i]);
+    }
+}
+
 /* Passes of one token, of tokens of one slot and of several against the kernels one by one; what
  * comes a second time may be a graph. */
 static void check_variant(const variant *v, bml_weight_format format, bml_dtype kv)
@@ -325,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_logits),      cmocka_unit_test(test_slots),
         cmocka_unit_test(test_argmax),      cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_gpt2_greedy), cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_batches),
     };
     bml_device *device;
     if (bml_backend_cuda()->open(&device, &err)) {
