@@ -35,8 +35,12 @@ template <int COLUMNS> struct sizes {
 
     static __host__ __device__ int slots(int steps)
     {
-        int fit = (SHARED - 1024 - steps * W_BYTES) / A_BYTES;
-        return min(min(fit, (int)MAX_SLOTS), max(steps, (int)MIN_SLOTS));
+        int fit = min((SHARED - 1024 - steps * W_BYTES) / A_BYTES, (int)MAX_SLOTS);
+        if (fit >= steps)
+            return min(fit, max(steps, (int)MIN_SLOTS));
+        /* A slot that is used again stays with one warpgroup, which so waits for each of its
+         * phases: who had not seen the last one could take it for the next. */
+        return fit / GROUPS * GROUPS;
     }
 
     static int bytes(int steps)
