@@ -215,7 +215,7 @@ static cudaError_t resident_clusters(int *n, const void *kernel, int n_blocks, s
     config.attrs = &cluster;
     config.numAttrs = 1;
     cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
     return error ? error : cudaOccupancyMaxActiveClusters(n, kernel, &config);
 }
 
@@ -239,8 +239,8 @@ cudaError_t bml_cuda_head_argmax(const bml_cuda_head *h, cudaStream_t stream)
     candidate *parts = (candidate *)h->parts;
     void *arguments[] = {&map_a, &map_w, &parts, &m, &n, &k, &n_blocks};
     if (!error)
-        error = bml_cuda_launch(kernel, dim3((unsigned)(n_clusters * n_blocks)), THREADS, n_blocks,
-                                bytes, arguments, stream);
+        error = bml_cuda_launch_within(kernel, dim3((unsigned)(n_clusters * n_blocks)), THREADS,
+                                       n_blocks, bytes, SHARED, arguments, stream);
     int32_t *ids = h->ids, *also = h->also;
     void *chosen[] = {&ids, &also, &parts, &n_clusters};
     return error ? error

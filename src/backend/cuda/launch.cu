@@ -14,13 +14,21 @@ cudaError_t bml_cuda_current_chip(bml_cuda_chip *chip)
 cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,
                             size_t shared_bytes, void **arguments, cudaStream_t stream)
 {
+    return bml_cuda_launch_within(kernel, grid, threads, cluster, shared_bytes, shared_bytes,
+                                  arguments, stream);
+}
+
+cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int threads, int cluster,
+                                   size_t shared_bytes, size_t most_bytes, void **arguments,
+                                   cudaStream_t stream)
+{
     int device, major;
     cudaError_t error = cudaGetDevice(&device);
     if (!error)
         error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (!error && shared_bytes > 48 << 10)
+    if (!error && most_bytes > 48 << 10)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)shared_bytes);
+                                     (int)most_bytes);
     if (error)
         return error;
 

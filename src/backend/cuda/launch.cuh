@@ -30,6 +30,12 @@ static inline int bml_cuda_divided_up(int n, int by)
 extern "C" cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,
                                        size_t shared_bytes, void **arguments, cudaStream_t stream);
 
+/* The same of a kernel that takes up to MOST_BYTES, which never differs: what a kernel may take is
+ * known to the whole process, and another thread may be about to launch it with more. */
+extern "C" cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int threads,
+                                              int cluster, size_t shared_bytes, size_t most_bytes,
+                                              void **arguments, cudaStream_t stream);
+
 #ifdef __CUDACC__
 /* The next kernel of the stream may start. */
 __device__ __forceinline__ void allow_next()

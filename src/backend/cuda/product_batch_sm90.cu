@@ -274,8 +274,8 @@ static cudaError_t launch(const bml_cuda_product *p, int split, cudaStream_t str
                          : p->epilogue == BML_CUDA_ACTIVATION
                              ? (const void *)product<T, COLUMNS, BML_CUDA_ACTIVATION>
                              : (const void *)product<T, COLUMNS, BML_CUDA_STORE32>;
-    return bml_cuda_launch(kernel, grid, THREADS, 1, (size_t)sizes<COLUMNS>::bytes(steps),
-                           arguments, stream);
+    return bml_cuda_launch_within(kernel, grid, THREADS, 1, (size_t)sizes<COLUMNS>::bytes(steps),
+                                  SHARED, arguments, stream);
 }
 
 template <typename T>
