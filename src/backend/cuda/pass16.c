@@ -104,11 +104,11 @@ static bml_cuda_product product_of(const pass *p, bml_buffer *out, const bml_buf
     return product;
 }
 
-/* The most parts that a product's sums may lie in. */
+/* The most parts that a product's sums may lie in: what begin() makes room for, even where the
+ * memory has grown larger, so that a batch's bits do not depend on the passes before it. */
 static int max_split(const pass *p)
 {
-    size_t each = (size_t)p->n_tokens * (size_t)p->w->config.n_embd * sizeof(float);
-    size_t n = p->queue->scratch_bytes / each;
+    size_t n = 2 * p->queue->device->max_width / (size_t)p->w->config.n_embd;
     return n < BML_CUDA_MAX_SPLIT ? (int)n : BML_CUDA_MAX_SPLIT;
 }
 
