@@ -223,8 +223,9 @@ template <typename T> static void test_attention(bml_dtype type, int n, int dim,
         }
     }
     a.q = q, a.out = out, a.cache = {k, v, n, HEADS, CONTEXT, dim};
-    CHECK(bml_cuda_attention_decode(&a, owned.keep(upload(slot.data(), n)),
-                                    owned.keep(upload(position.data(), n)), 132, clusters, 0));
+    int32_t *slots = owned.keep(upload(slot.data(), n)),
+            *positions = owned.keep(upload(position.data(), n));
+    CHECK(bml_cuda_attention_decode(&a, slots, positions, 132, clusters, 0));
     CHECK(cudaDeviceSynchronize());
     std::vector<T> got = fetch(out, out_count + 8), hq = fetch(q, (size_t)n * a.q_pitch);
     std::vector<T> hk = fetch(k, cache_count), hv = fetch(v, cache_count);
@@ -250,6 +251,10 @@ template <typename T> static void test_attention(bml_dtype type, int n, int dim,
                 d.add(number(got[(size_t)t * width + h * dim + i]), value[i] / sum);
         }
     d.stray = !poisoned(got[out_count]);
+    CHECK(cudaMemset(q, 0xff, sizeof(T))); /* token 0 sees its own key alone; NaN stays */
+    CHECK(bml_cuda_attention_decode(&a, slots, positions, 132, clusters, 0));
+    CHECK(cudaDeviceSynchronize());
+    d.stray |= !poisoned(fetch(out, 1)[0]);
     char name[80];
     snprintf(name, sizeof name, "attention of %d, heads of %d, clusters %d, type %d", n, dim,
              clusters, (int)type);

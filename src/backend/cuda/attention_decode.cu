@@ -44,7 +44,7 @@ struct state {
 
     __device__ void join(float other_max, float other_sum, const float other_v[8])
     {
-        float top = fmaxf(max, other_max);
+        float top = other_max > max || other_max != other_max ? other_max : max; /* NaN stays */
         if (top == -INFINITY) /* both are empty */
             return;
         float mine = exp2f(max - top), theirs = exp2f(other_max - top);
@@ -144,9 +144,9 @@ static __global__ void __launch_bounds__(32 * WARPS)
     state own = {-INFINITY, 0, {}};
     if (split == 0 && warp == 0) { /* the token's own key, which came just now */
         float score = score_of<T, LANES>(q, own_k);
-        if (lane < LANES) {
+        if (lane < LANES && score != -INFINITY) {
             own.max = score;
-            own.sum = 1;
+            own.sum = 1 + (score - score); /* NaN unless it is finite */
             widen<T>(own.v, own_v);
         }
     }
