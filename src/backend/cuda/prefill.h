@@ -10,8 +10,8 @@
  * All pointers are device memory. Each call enqueues one kernel on STREAM, can be captured into a
  * graph, and returns what went wrong with the launch. Rows of a matrix are PITCH elements apart.
  * Kernels of one stream overlap (launch.cuh): each waits for the one before, but reads weights,
- * query tiles, slots and positions without waiting, so these must not come from a kernel that may
- * still run.
+ * query tiles, slots, positions and numbers of rows without waiting, so these must not come from a
+ * kernel that may still run.
  */
 #ifndef BML_BACKEND_CUDA_PREFILL_H
 #define BML_BACKEND_CUDA_PREFILL_H

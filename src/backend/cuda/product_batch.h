@@ -32,7 +32,7 @@ cudaError_t bml_cuda_product_batch(const bml_cuda_product *product, bml_cuda_cut
 bool bml_cuda_takes_norm_batch(int n_embd);
 
 /* As bml_cuda_norm16, once the N_SUMS (0, 1, 2, 4, 8) outs of such a product, of N_TOKENS rows,
- * have been added to x. */
+ * have been added to the rows of x that are normed, each of which ROW names once. */
 cudaError_t bml_cuda_norm_batch(bml_dtype type, void *out, float *x, const float *sums, int n_sums,
                                 int n_tokens, const int32_t *row, const float *weight,
                                 const float *bias, int n_rows, int n_embd, float epsilon,
