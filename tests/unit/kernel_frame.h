@@ -53,6 +53,7 @@ void drop_matrix(matrix *m, bml_weight *w);
 /* kernel_products.c */
 void test_linear(void **state);
 void test_packed(void **state);
+void test_packed_extreme_rows(void **state);
 void test_packing_extremes(void **state);
 void test_packed_keeps_nan(void **state);
 void test_packed_embedding(void **state);

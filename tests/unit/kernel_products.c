@@ -87,25 +87,44 @@ static void drop_packed(bml_weight *w)
     suite->packer->weight_free(packer_device, w);
 }
 
+static float largest_of(const float *x, size_t begin, size_t end)
+{
+    float max = 0;
+    for (size_t i = begin; i < end; i++)
+        max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+    return max;
+}
+
 /* An activation as a product with packed weights sees it: blocks of 64 int8. */
 static double quantized(const float *x, size_t n, size_t i)
 {
     if (!suite->quantizes_activations)
         return x[i];
-    float max = 0;
-    for (size_t j = i / 64 * 64; j < n && j < i / 64 * 64 + 64; j++)
-        max = fabsf(x[j]) > max ? fabsf(x[j]) : max;
+    size_t begin = i / 64 * 64, end = begin + 64 < n ? begin + 64 : n;
+    float max = largest_of(x, begin, end);
+    if (suite->scales_by_row) {
+        float range = largest_of(x, 0, n);
+        if (range < 0x1p-90f)
+            return 0;
+        for (int k = 0; k < 24 && range / 2 >= max; k++)
+            range /= 2;
+        max = range;
+    }
     return max > 0 ? (double)rintf(x[i] * (127 / max)) * (double)(max / 127) : 0;
 }
 
+/* Blocks of activations are multiplied by SPREAD^i, i from -8 to 8. */
 static void check_packed(size_t n_tokens, size_t n_in, size_t n_out, bool out_in, bml_dtype dtype,
-                         bml_weight_format format)
+                         bml_weight_format format, float spread)
 {
     matrix m = out_in ? random_matrix((int)n_out, (int)n_in, dtype, 1)
                       : random_matrix((int)n_in, (int)n_out, dtype, 1);
     bml_weight w = weight_of(&m, out_in, format), held = packed_of(&m, out_in, format);
     array x = random_array(n_tokens * n_in, 2), bias = random_array(n_out, 3);
     array out = poisoned((n_tokens + 1) * n_out);
+    for (size_t t = 0; t < n_tokens; t++)
+        for (size_t i = 0, block = 0; i < n_in; block = ++i / 64)
+            ((float *)x.data)[t * n_in + i] *= powf(spread, (float)((t * 7 + block * 5) % 17) - 8);
     bml_batch batch = plain_batch(n_tokens);
     begin_pass(&batch);
     b->linear(queue, &out.buffer, &x.buffer, &w, &bias.buffer, (int)n_tokens);
@@ -147,7 +166,61 @@ void test_packed(void **state)
     for (int i = 0; i < 40; i++)
         for (int format = BML_WEIGHTS_Q8; format <= BML_WEIGHTS_Q4; format++)
             check_packed(up_to(i < 20 ? 5 : 20), up_to(i % 4 ? 200 : 1000), up_to(i % 3 ? 50 : 150),
-                         i % 2, (bml_dtype)(i % 3), (bml_weight_format)format);
+                         i % 2, (bml_dtype)(i % 3), (bml_weight_format)format,
+                         i % 5 ? 1 : (float)up_to(20));
+}
+
+/* Rows of zeros, tiny and huge ones beside a plain one, whose bits they do not change. */
+void test_packed_extreme_rows(void **state)
+{
+    (void)state;
+    enum { IN = 200, OUT = 40, ROWS = 16 };
+    static const float scales[] = {0, 1e-45f, 1e-38f, 1e-30f, 1e-25f, 1e-20f, 1e20f, 1e36f};
+    for (int format = BML_WEIGHTS_Q8; format <= BML_WEIGHTS_Q4; format++) {
+        matrix m = random_matrix(OUT, IN, BML_F32, 1);
+        bml_weight w = weight_of(&m, true, (bml_weight_format)format);
+        bml_weight held = packed_of(&m, true, (bml_weight_format)format);
+        array x = random_array(ROWS * IN, 1), out = poisoned(ROWS * OUT), bias = {0};
+        array one = array_of(IN * sizeof(float)), alone = poisoned(OUT);
+        float *xs = x.data;
+        memcpy(one.data, xs, IN * sizeof *xs);
+        for (size_t r = 1; r < ROWS; r++) {
+            float scale = scales[r % 8];
+            if (!suite->scales_by_row && scale < 1e-34f)
+                scale = 0; /* 127 / max, of each block, would overflow */
+            for (size_t i = 0; i < IN; i++)
+                xs[r * IN + i] *= scale;
+        }
+        xs[(ROWS - 1) * IN] = NAN;
+        bml_batch batch = plain_batch(ROWS), single = plain_batch(1);
+        begin_pass(&batch);
+        b->linear(queue, &out.buffer, &x.buffer, &w, &bias.buffer, ROWS);
+        end_pass();
+        begin_pass(&single);
+        b->linear(queue, &alone.buffer, &one.buffer, &w, &bias.buffer, 1);
+        end_pass();
+        for (size_t o = 0; o < OUT; o++) {
+            const float *got = out.data;
+            assert_close("first row", got[o], ((float *)alone.data)[o],
+                         suite->scales_by_row ? 0 : 1e-4);
+            for (size_t r = 0; r < ROWS - 1; r++) {
+                double sum = 0, magnitude = 0;
+                for (size_t i = 0; i < IN; i++) {
+                    double term = unpacked(&held, o, i) * quantized(xs + r * IN, IN, i);
+                    sum += term;
+                    magnitude += fabs(term);
+                }
+                assert_close("extreme row", got[r * OUT + o], sum, 2e-6 * magnitude + 1e-27);
+            }
+            assert_true(isnan(got[(ROWS - 1) * OUT + o]));
+        }
+        drop(&x);
+        drop(&out);
+        drop(&one);
+        drop(&alone);
+        drop_packed(&held);
+        drop_matrix(&m, &w);
+    }
 }
 
 /* Blocks of zeros, single spikes and tiny or huge values come back within their own scale. */

@@ -128,6 +128,7 @@ int run_kernel_suite(const kernel_suite *what)
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_packed_extreme_rows),
         cmocka_unit_test(test_packing_extremes),
         cmocka_unit_test(test_packed_keeps_nan),
         cmocka_unit_test(test_packed_embedding),

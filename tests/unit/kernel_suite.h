@@ -15,6 +15,9 @@ typedef struct kernel_suite {
     uint64_t seed;
     /* Products with Q8 and Q4 weights round activations to int8 first, in blocks of 64. */
     bool quantizes_activations;
+    /* Those blocks' scales are powers of two of the row's, as backend/cpu/quant.h has it; otherwise
+     * each block has its own. */
+    bool scales_by_row;
     /* Packs Q8 and Q4 weights into the layout of backend/cpu/quant.h; where the backend under test
      * has a layout of its own, the values it holds must be those. */
     const bml_backend *packer;

@@ -24,6 +24,7 @@ int main(int argc, char **argv)
                                                        .n_threads = n_threads,
                                                        .seed = (uint64_t)(isa * 10 + n_threads),
                                                        .quantizes_activations = true,
+                                                       .scales_by_row = true,
                                                        .packer = b});
         }
     if (!groups)

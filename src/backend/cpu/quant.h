@@ -22,10 +22,13 @@
  *                                                   8r + i in the low nibble of byte i, 8r + 4 + i
  *                                                   in the high one
  *
- * An activation row of n_in floats becomes, for every block of 64, int8 values with the scale
- * max|x| / 127. Since weight bytes are unsigned, each half block also keeps -128 times its sum: a
- * dot product that starts there equals one with byte - 128. A block with NaN or infinity gets the
- * scale NaN, so that it shows in the result.
+ * An activation row of n_in floats becomes int8 in blocks of 64, x = scale * 2^-k * int8: one scale
+ * for the row, max|x| / 127, and for each block the largest k whose range still holds it. So what a
+ * block's products are multiplied by is the weights' scale with a smaller exponent: an integer
+ * subtraction, where a multiplication would take the unit that multiplies the bytes. Since weight
+ * bytes are unsigned, blocks and half blocks also keep -128 times their sum: a dot product that
+ * starts there equals one with byte - 128. A row with NaN or infinity gets the scale NaN, so that
+ * it shows in the result.
  */
 #ifndef BML_BACKEND_CPU_QUANT_H
 #define BML_BACKEND_CPU_QUANT_H
@@ -63,25 +66,28 @@ static inline size_t bml_tile_bytes(bml_weight_format format, size_t n_in)
     return bml_tile_header(format, n_in) + bml_n_blocks(n_in) * (BML_TILE * BML_BLOCK * bits / 8);
 }
 
-/* A quantised activation row: the parts of one token's share of a buffer. */
+typedef struct bml_quant_block {
+    int8_t q[BML_BLOCK];
+    uint32_t down;            /* k << 23: what it takes from a float's exponent */
+    int32_t sum, half_sum[2]; /* -128 times the sum of q, and of its halves */
+} bml_quant_block;
+
+/* A quantised activation row. */
 typedef struct bml_quant_row {
-    int8_t *q;           /* [n_blocks * 64] */
-    float *scale;        /* [n_blocks] */
-    int32_t *correction; /* [n_blocks][2]: -128 * the sum of each half block */
+    float scale;
+    bml_quant_block block[];
 } bml_quant_row;
 
-/* A multiple of 64, so that rows stay aligned. */
+/* A multiple of 64, so that rows do not share cache lines. */
 static inline size_t bml_quant_row_bytes(size_t n_in)
 {
-    return (bml_n_blocks(n_in) * (BML_BLOCK + 3 * 4) + 63) & ~(size_t)63;
+    size_t bytes = sizeof(bml_quant_row) + bml_n_blocks(n_in) * sizeof(bml_quant_block);
+    return (bytes + 63) & ~(size_t)63;
 }
 
-static inline bml_quant_row bml_quant_row_at(void *rows, size_t n_in, size_t row)
+static inline bml_quant_row *bml_quant_row_at(void *rows, size_t n_in, size_t row)
 {
-    size_t n_blocks = bml_n_blocks(n_in);
-    char *p = (char *)rows + row * bml_quant_row_bytes(n_in);
-    return (bml_quant_row){(int8_t *)p, (float *)(p + n_blocks * BML_BLOCK),
-                           (int32_t *)(p + n_blocks * (BML_BLOCK + 4))};
+    return (bml_quant_row *)((char *)rows + row * bml_quant_row_bytes(n_in));
 }
 
 /* The Q4 levels. */

@@ -54,7 +54,7 @@ bool KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_bat
 /* ---- what kernels share with the fused pass ---- */
 
 /* One row of activations to int8. */
-void KERNEL(quantize_row)(const float *x, size_t n_in, bml_quant_row row);
+void KERNEL(quantize_row)(const float *x, size_t n_in, bml_quant_row *row);
 
 /* out [n_embd] = wte[token] + wpe[position] */
 void KERNEL(embedding_row)(float *out, const bml_weight *wte, const bml_weight *wpe, int32_t token,

@@ -11,7 +11,7 @@ void KERNEL(linear_cols)(const bml_linear_job *j, size_t begin, size_t end, floa
     if (begin == end)
         return;
     if (bml_is_packed(j->w->format))
-        KERNEL(linear_packed)(j, begin, end);
+        KERNEL(linear_packed)(j, begin, end, scratch);
     else if (j->w->out_in)
         KERNEL(linear_dots)(j, begin, end);
     else

@@ -43,7 +43,7 @@ size_t KERNEL(linear_grain)(const bml_weight *w);
 /* Its three ways: row-major [in, out], row-major [out, in], packed. */
 void KERNEL(linear_rows)(const bml_linear_job *job, size_t begin, size_t end, float *scratch);
 void KERNEL(linear_dots)(const bml_linear_job *job, size_t begin, size_t end);
-void KERNEL(linear_packed)(const bml_linear_job *job, size_t begin, size_t end);
+void KERNEL(linear_packed)(const bml_linear_job *job, size_t begin, size_t end, float *scratch);
 
 /*
  * The part of one thread of several, without columns: where linear_by_halves says so, a thread

@@ -1,7 +1,10 @@
 /*
  * out = x W + bias for the quantised formats (backend/cpu/quant.h): integer dot products inside a
  * block, float32 sums over the blocks in order. Integers are exact, and the order of the float sums
- * is fixed: the same bits for every batch, split and number of threads.
+ * is fixed: the same bits for every batch, split and number of threads. Two ways through memory:
+ *     stream   few tokens: tile after tile of W, as it is stored;
+ *     blocked  many tokens: as many at a time as stay in the second-level cache while the tiles go
+ *              by; Q4's nibbles are replaced by their levels once for all of these.
  */
 #include "backend/cpu/kernels/linear.h"
 #include "backend/cpu/quant.h"
@@ -17,18 +20,80 @@ enum {
     FEW_TOKENS = 2,
     TILES = 1,
 #endif
-    AHEAD_BYTES = 4096 /* how far ahead of a single token's stream memory is asked */
+    BLOCKED_TOKENS = 2 * MOST_TOKENS, /* from so many on */
+    TOKEN_BYTES = 512 << 10,          /* of these in the second-level cache */
+    AHEAD_BYTES = 4096                /* how far ahead of a single token's stream memory is asked */
 };
 
-/* Four inputs of a block as vi_dot4 wants them. */
-static inline int32_t four(const int8_t *q, size_t at)
+typedef bml_linear_job job;
+
+/* Where a tile's bytes come from: as stored, or Q4's nibbles already replaced by their levels and
+ * laid out like Q8's bytes. */
+typedef enum source { Q8, Q4, Q4_UNPACKED } source;
+
+/* Tokens and tiles that a product is for. */
+typedef struct piece {
+    size_t token, n_tokens, tile;
+} piece;
+
+/* Tiles side by side: their scales and their bytes, and how far behind them the next tile's
+ * are. */
+typedef struct tiles {
+    const char *scales, *row_scale, *q;
+    size_t stride, q_stride;
+} tiles;
+
+static tiles stored_tiles(const job *j, size_t tile)
+{
+    size_t bytes = bml_tile_bytes(j->w->format, j->n_in);
+    const char *at = (const char *)j->w->buffer.data + tile * bytes;
+    bool q8 = j->w->format == BML_WEIGHTS_Q8;
+    return (tiles){.scales = q8 ? at : at + BML_TILE * sizeof(float),
+                   .row_scale = at,
+                   .q = at + bml_tile_header(j->w->format, j->n_in),
+                   .stride = bytes,
+                   .q_stride = bytes};
+}
+
+/* Q4's levels as unsigned bytes, 128 more, like Q8's. */
+typedef struct levels {
+    uint8_t of[16];
+} levels;
+
+static inline levels unsigned_levels(void)
+{
+    levels l;
+    for (int i = 0; i < 16; i++)
+        l.of[i] = (uint8_t)(bml_q4_levels[i] + 128);
+    return l;
+}
+
+/* Vector V of the bytes for inputs 4 * row.. of a tile. */
+static inline vi weight_bytes(source from, const char *q, size_t row, size_t v, const levels *l)
+{
+    if (from != Q4)
+        return vi_load(q + row * 64 + v * 4 * VL);
+    vi both = vi_load(q + row / 2 * 64 + v * 4 * VL);
+    return vi_lookup16(l->of, (row % 2 ? both >> 4 : both) & 0x0f0f0f0f);
+}
+
+/* Vector V of a span's scales. */
+static inline vf weight_scale(source from, const char *scales, size_t span, size_t v)
+{
+    size_t at = span * BML_TILE + v * VL;
+    return from == Q8 ? vf_from_bf16(vh_load((const uint16_t *)scales + at))
+                      : vf_from_int8((const int8_t *)scales + at);
+}
+
+/* Four inputs as vi_dot4 wants them. */
+static inline int32_t four(const int8_t *q)
 {
     int32_t x4;
-    memcpy(&x4, q + at, sizeof x4);
+    memcpy(&x4, q, sizeof x4);
     return x4;
 }
 
-static inline void finish(const bml_linear_job *j, size_t token, size_t col, vf y)
+static inline void finish(const job *j, size_t token, size_t col, vf y)
 {
     if (j->bias && col < j->n_out)
         y += j->n_out - col < VL ? vf_load_n(j->bias + col, (int)(j->n_out - col))
@@ -36,168 +101,166 @@ static inline void finish(const bml_linear_job *j, size_t token, size_t col, vf 
     bml_linear_finish(j, token, col, y);
 }
 
-static inline __attribute__((always_inline)) void tile_q8(const bml_linear_job *j, size_t tokens,
-                                                          size_t tiles, size_t ahead, size_t token,
-                                                          size_t tile)
+/*
+ * A piece of TOKENS (of which n_tokens are there) and N_TILES. A span is what shares a scale: a
+ * block of Q8, half a block of Q4. AHEAD: ask for what lies so many bytes further on, unless it is
+ * 0 (past the end this is harmless, a prefetch cannot fault).
+ */
+static inline __attribute__((always_inline)) void
+product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, size_t ahead, piece p)
 {
-    size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q8, j->n_in);
-    const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
-    const char *q = w + bml_tile_header(BML_WEIGHTS_Q8, j->n_in);
-    bml_quant_row x[MOST_TOKENS];
-    vf acc[MOST_TOKENS][TILES][VECS];
+    size_t spans = from == Q8 ? 1 : 2, rows = 16 / spans, row_bytes = from == Q4 ? 32 : 64;
+    const levels l = unsigned_levels();
+    const bml_quant_row *x[MOST_TOKENS];
+    vf sum[MOST_TOKENS][TILES][VECS];
     FOR_EACH (t, tokens) {
-        x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
-        FOR_EACH (n, tiles)
+        size_t token = p.token + (t < p.n_tokens ? t : p.n_tokens - 1);
+        x[t] = bml_quant_row_at(j->quantized, j->n_in, token);
+        FOR_EACH (n, n_tiles)
             FOR_EACH (v, VECS)
-                acc[t][n][v] = (vf){0};
+                sum[t][n][v] = (vf){0};
     }
-    for (size_t b = 0; b < n_blocks; b++) {
+    for (size_t s = 0; s < bml_n_blocks(j->n_in) * spans; s++) {
+        size_t b = s / spans, half = s % spans;
         vi dot[MOST_TOKENS][TILES][VECS];
         FOR_EACH (t, tokens) {
-            vi start = vi_dot4_start(x[t].correction[2 * b] + x[t].correction[2 * b + 1]);
-            FOR_EACH (n, tiles)
+            const bml_quant_block *block = &x[t]->block[b];
+            vi start = vi_dot4_start(spans == 1 ? block->sum : block->half_sum[half]);
+            FOR_EACH (n, n_tiles)
                 FOR_EACH (v, VECS)
                     dot[t][n][v] = start;
         }
-        FOR_EACH (k, BML_BLOCK / 4)
-            FOR_EACH (n, tiles)
+        FOR_EACH (r, rows)
+            FOR_EACH (n, n_tiles)
                 FOR_EACH (v, VECS) {
-                    const char *at =
-                        q + n * tile_bytes + (b * (BML_BLOCK / 4) + k) * 64 + v * 4 * VL;
-                    vi row = vi_load(at);
-                    if (ahead)
-                        __builtin_prefetch(at + ahead);
+                    const char *q = w.q + n * w.q_stride + s * rows * row_bytes;
+                    vi row = weight_bytes(from, q, r, v, &l);
+                    if (ahead && r * row_bytes % 64 == 0)
+                        __builtin_prefetch(q + r * row_bytes + v * 4 * VL + ahead);
                     FOR_EACH (t, tokens)
                         dot[t][n][v] =
-                            vi_dot4(dot[t][n][v], row, four(x[t].q, b * BML_BLOCK + 4 * k));
+                            vi_dot4(dot[t][n][v], row, four(x[t]->block[b].q + half * 32 + 4 * r));
                 }
-        FOR_EACH (n, tiles)
+        FOR_EACH (n, n_tiles)
             FOR_EACH (v, VECS) {
-                const uint16_t *scales = (const uint16_t *)(w + n * tile_bytes) + b * BML_TILE;
-                vf scale = vf_from_bf16(vh_load(scales + v * VL));
+                vf scale = weight_scale(from, w.scales + n * w.stride, s, v);
                 FOR_EACH (t, tokens)
-                    acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
-                                          scale * x[t].scale[b], acc[t][n][v]);
+                    sum[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
+                                          vf_scale_down(scale, x[t]->block[b].down), sum[t][n][v]);
             }
     }
     FOR_EACH (t, tokens)
-        FOR_EACH (n, tiles)
-            FOR_EACH (v, VECS)
-                finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v]);
-}
-
-static inline __attribute__((always_inline)) void tile_q4(const bml_linear_job *j, size_t tokens,
-                                                          size_t tiles, size_t ahead, size_t token,
-                                                          size_t tile)
-{
-    size_t n_blocks = bml_n_blocks(j->n_in), tile_bytes = bml_tile_bytes(BML_WEIGHTS_Q4, j->n_in);
-    const char *w = (const char *)j->w->buffer.data + tile * tile_bytes;
-    const char *q = w + bml_tile_header(BML_WEIGHTS_Q4, j->n_in);
-    uint8_t table[16];
-    for (int i = 0; i < 16; i++)
-        table[i] = (uint8_t)(bml_q4_levels[i] + 128);
-    bml_quant_row x[MOST_TOKENS];
-    vf acc[MOST_TOKENS][TILES][VECS];
-    FOR_EACH (t, tokens) {
-        x[t] = bml_quant_row_at(j->quantized, j->n_in, token + t);
-        FOR_EACH (n, tiles)
-            FOR_EACH (v, VECS)
-                acc[t][n][v] = (vf){0};
-    }
-    for (size_t half = 0; half < 2 * n_blocks; half++) {
-        vi dot[MOST_TOKENS][TILES][VECS];
-        FOR_EACH (t, tokens) {
-            vi start = vi_dot4_start(x[t].correction[half]);
-            FOR_EACH (n, tiles)
-                FOR_EACH (v, VECS)
-                    dot[t][n][v] = start;
-        }
-        FOR_EACH (k, 4)
-            FOR_EACH (n, tiles)
-                FOR_EACH (v, VECS) {
-                    const char *at = q + n * tile_bytes + (half * 4 + k) * 64 + v * 4 * VL;
-                    vi row = vi_load(at);
-                    if (ahead)
-                        __builtin_prefetch(at + ahead);
-                    vi low = vi_lookup16(table, row & 0x0f0f0f0f);
-                    vi high = vi_lookup16(table, (row >> 4) & 0x0f0f0f0f);
-                    FOR_EACH (t, tokens) {
-                        dot[t][n][v] = vi_dot4(dot[t][n][v], low, four(x[t].q, half * 32 + 8 * k));
-                        dot[t][n][v] =
-                            vi_dot4(dot[t][n][v], high, four(x[t].q, half * 32 + 8 * k + 4));
-                    }
-                }
-        FOR_EACH (n, tiles)
+        FOR_EACH (n, n_tiles)
             FOR_EACH (v, VECS) {
-                const int8_t *scales =
-                    (const int8_t *)(w + n * tile_bytes + BML_TILE * sizeof(float));
-                vf scale = vf_from_int8(scales + half * BML_TILE + v * VL);
-                FOR_EACH (t, tokens)
-                    acc[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
-                                          scale * x[t].scale[half / 2], acc[t][n][v]);
-            }
-    }
-    FOR_EACH (t, tokens)
-        FOR_EACH (n, tiles)
-            FOR_EACH (v, VECS) {
-                vf row_scale = vf_load((const float *)(w + n * tile_bytes) + v * VL);
-                finish(j, token + t, (tile + n) * BML_TILE + v * VL, acc[t][n][v] * row_scale);
+                vf y = sum[t][n][v];
+                if (from != Q8) /* first, as an x that is huge needs it */
+                    y *= vf_load((const float *)(w.row_scale + n * w.stride) + v * VL);
+                y *= x[t]->scale;
+                if (t < p.n_tokens)
+                    finish(j, p.token + t, (p.tile + n) * BML_TILE + v * VL, y);
             }
 }
 
-/* AHEAD: ask for what lies so many bytes further on, unless it is 0 (past the end this is harmless,
- * a prefetch cannot fault); for the first tokens, where memory sets the pace. */
-typedef void tile_kernel(const bml_linear_job *j, size_t tokens, size_t tiles, size_t ahead,
-                         size_t token, size_t tile);
+/* ---- stream -----------------------------------------------------------------------------------*/
 
-/* All tokens of one tile or of TILES: MOST_TOKENS at a time, and what that leaves over. */
-static inline __attribute__((always_inline)) void some_tokens(const bml_linear_job *j,
-                                                              tile_kernel kernel, size_t tiles,
-                                                              size_t tile, size_t first,
-                                                              size_t last)
+/* All of few tokens, N_TILES at a time from TILE on. */
+static inline __attribute__((always_inline)) void stream_tiles(const job *j, source from,
+                                                               size_t n_tiles, size_t tile)
 {
-    /* One token reads a single stream; a few share tiles, the next of which can be asked for. */
-    size_t next_tiles = tiles * bml_tile_bytes(j->w->format, j->n_in);
-    for (size_t t = first; t < last;) {
-        size_t left = last - t;
+    tiles w = stored_tiles(j, tile);
+    piece p = {.tile = tile};
+    while (p.token < j->n_tokens) {
+        size_t left = j->n_tokens - p.token;
+        /* One token reads a single stream; a few share tiles, the next of which can be asked for
+         * by the first, for whom memory sets the pace. */
         if (left >= MOST_TOKENS && left != 2 * FEW_TOKENS && left != 2 * FEW_TOKENS + 1) {
-            kernel(j, MOST_TOKENS, tiles, 0, t, tile);
-            t += MOST_TOKENS;
+            p.n_tokens = MOST_TOKENS;
+            product(j, from, w, MOST_TOKENS, n_tiles, 0, p);
         } else if (left >= FEW_TOKENS) {
-            if (t == first)
-                kernel(j, FEW_TOKENS, tiles, next_tiles, t, tile);
+            p.n_tokens = FEW_TOKENS;
+            if (p.token == 0)
+                product(j, from, w, FEW_TOKENS, n_tiles, n_tiles * w.stride, p);
             else
-                kernel(j, FEW_TOKENS, tiles, 0, t, tile);
-            t += FEW_TOKENS;
+                product(j, from, w, FEW_TOKENS, n_tiles, 0, p);
         } else {
-            kernel(j, 1, tiles, AHEAD_BYTES, t, tile);
-            t++;
+            p.n_tokens = 1;
+            product(j, from, w, 1, n_tiles, AHEAD_BYTES, p);
+        }
+        p.token += p.n_tokens;
+    }
+}
+
+static inline __attribute__((always_inline)) void stream(const job *j, source from, size_t tile,
+                                                         size_t end)
+{
+    for (; j->n_tokens >= FEW_TOKENS && tile + TILES <= end; tile += TILES)
+        stream_tiles(j, from, TILES, tile);
+    for (; tile < end; tile++)
+        stream_tiles(j, from, 1, tile);
+}
+
+/* ---- blocked ----------------------------------------------------------------------------------*/
+
+/* TILES of Q4 with bytes in place of nibbles, in TO. */
+static tiles unpack(tiles w, size_t n_blocks, char *to)
+{
+    const levels l = unsigned_levels();
+    size_t bytes = n_blocks * BML_TILE * BML_BLOCK;
+    for (size_t n = 0; n < TILES; n++)
+        for (size_t row = 0; row < bytes / 64; row++)
+            FOR_EACH (v, VECS) {
+                vi unpacked = weight_bytes(Q4, w.q + n * w.q_stride, row, v, &l);
+                memcpy(to + n * bytes + row * 64 + v * 4 * VL, &unpacked, sizeof unpacked);
+            }
+    w.q = to;
+    w.q_stride = bytes;
+    return w;
+}
+
+/* TILES for the piece's tokens. */
+static inline __attribute__((always_inline)) void blocked_tiles(const job *j, source from, tiles w,
+                                                                piece all)
+{
+    piece p = all;
+    while (p.token < all.token + all.n_tokens) {
+        size_t left = all.token + all.n_tokens - p.token;
+        p.n_tokens = left < MOST_TOKENS ? left : MOST_TOKENS;
+        if (left > FEW_TOKENS)
+            product(j, from, w, MOST_TOKENS, TILES, 0, p);
+        else
+            product(j, from, w, FEW_TOKENS, TILES, 0, p);
+        p.token += p.n_tokens;
+    }
+}
+
+static void blocked(const job *j, size_t tile, size_t end, char *scratch)
+{
+    size_t most_tokens = TOKEN_BYTES / bml_quant_row_bytes(j->n_in) / MOST_TOKENS * MOST_TOKENS;
+    if (most_tokens < BLOCKED_TOKENS)
+        most_tokens = BLOCKED_TOKENS;
+    piece p = {0};
+    for (; p.token < j->n_tokens; p.token += p.n_tokens) {
+        size_t left = j->n_tokens - p.token;
+        p.n_tokens = left < most_tokens ? left : most_tokens;
+        for (p.tile = tile; p.tile < end; p.tile += TILES) {
+            tiles w = stored_tiles(j, p.tile);
+            if (j->w->format == BML_WEIGHTS_Q8)
+                blocked_tiles(j, Q8, w, p);
+            else
+                blocked_tiles(j, Q4_UNPACKED, unpack(w, bml_n_blocks(j->n_in), scratch), p);
         }
     }
 }
 
-/* Tokens in blocks that stay in the second-level cache while the weights go by. */
-static inline __attribute__((always_inline)) void
-all_tiles(const bml_linear_job *j, tile_kernel kernel, size_t begin, size_t end)
+void KERNEL(linear_packed)(const bml_linear_job *j, size_t begin, size_t end, float *scratch)
 {
-    enum { BLOCK_BYTES = 256 << 10 };
-    size_t block = BLOCK_BYTES / bml_quant_row_bytes(j->n_in) / MOST_TOKENS * MOST_TOKENS;
-    if (block < MOST_TOKENS)
-        block = MOST_TOKENS;
-    for (size_t first = 0; first < j->n_tokens; first += block) {
-        size_t last = j->n_tokens - first < block ? j->n_tokens : first + block, tile = begin;
-        for (; last - first >= FEW_TOKENS && tile + TILES <= end; tile += TILES)
-            some_tokens(j, kernel, TILES, tile, first, last);
-        for (; tile < end; tile++)
-            some_tokens(j, kernel, 1, tile, first, last);
+    size_t tile = begin / BML_TILE, last = bml_n_tiles(end), whole = tile;
+    if (j->n_tokens >= BLOCKED_TOKENS) {
+        whole = last - (last - tile) % TILES;
+        blocked(j, tile, whole, (char *)scratch);
     }
-}
-
-void KERNEL(linear_packed)(const bml_linear_job *j, size_t begin, size_t end)
-{
-    size_t tile = begin / BML_TILE, last = bml_n_tiles(end);
     if (j->w->format == BML_WEIGHTS_Q8)
-        all_tiles(j, tile_q8, tile, last);
+        stream(j, Q8, whole, last);
     else
-        all_tiles(j, tile_q4, tile, last);
+        stream(j, Q4, whole, last);
 }

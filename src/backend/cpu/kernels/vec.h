@@ -394,6 +394,19 @@ static inline vi vi_dot4_start(int32_t correction)
 }
 #endif
 
+/* a * 2^-k, DOWN being k << 23: taken from the exponent, which stops at 0. For a float whose
+ * lower half is zeros, and whose exponent is large enough if it is negative. */
+static inline vf vf_scale_down(vf a, uint32_t down)
+{
+#if VL == 16
+    return (vf)_mm512_subs_epu16((__m512i)a, _mm512_set1_epi32((int)down));
+#else
+    typedef uint16_t vs __attribute__((vector_size(4 * VL)));
+    vs from = (vs)a, by = (vs)((int32_t)down - (vi){0});
+    return (vf)((from - by) & (vs)(from > by));
+#endif
+}
+
 /* Each byte, 0 to 15, replaced by its entry in a table of 16. */
 static inline vi vi_lookup16(const uint8_t table[16], vi index)
 {
