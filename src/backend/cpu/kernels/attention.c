@@ -76,12 +76,12 @@ add_row(bml_dtype dtype, vf sum[4], float weight, const void *v, size_t at, size
     }
 }
 
-/* Elements i.. of out = the sum over n keys of weight[key] * v[key]. Even and odd keys are summed
- * apart, so that two chains of additions run side by side. */
+/* Elements i.. of out = the sum over n keys of weight[key] * v[key], times NORM. Even and odd keys
+ * are summed apart, so that two chains of additions run side by side. */
 static inline __attribute__((always_inline)) void weighted_sum(bml_dtype dtype, float *out,
-                                                               const float *weight, const void *v,
-                                                               size_t n, size_t d, size_t i,
-                                                               size_t vecs, int tail)
+                                                               const float *weight, float norm,
+                                                               const void *v, size_t n, size_t d,
+                                                               size_t i, size_t vecs, int tail)
 {
     vf even[4] = {0}, odd[4] = {0};
     size_t key = 0;
@@ -93,17 +93,17 @@ static inline __attribute__((always_inline)) void weighted_sum(bml_dtype dtype, 
         add_row(dtype, even, weight[key], v, key * d + i, vecs, tail);
     for (size_t c = 0; c < vecs; c++)
         if (tail && c + 1 == vecs)
-            vf_store_n(out + i + c * VL, even[c] + odd[c], tail);
+            vf_store_n(out + i + c * VL, (even[c] + odd[c]) * norm, tail);
         else
-            vf_store(out + i + c * VL, even[c] + odd[c]);
+            vf_store(out + i + c * VL, (even[c] + odd[c]) * norm);
 }
 
 /* The same for QUERIES queries, of which each sees one key more than the one before: n for the
  * first. Even keys go first, then odd ones: there are not registers enough for both sums of all. */
 static inline __attribute__((always_inline)) void weighted_sums(bml_dtype dtype, rows out,
-                                                                rows weight, const void *v,
-                                                                size_t n, size_t d, size_t i,
-                                                                size_t vecs, int tail)
+                                                                rows weight, const float *norm,
+                                                                const void *v, size_t n, size_t d,
+                                                                size_t i, size_t vecs, int tail)
 {
     vf even[QUERIES][4] = {0}, sum[QUERIES][4];
     for (size_t parity = 0; parity < 2; parity++) {
@@ -136,9 +136,9 @@ static inline __attribute__((always_inline)) void weighted_sums(bml_dtype dtype,
         for (size_t c = 0; c < vecs; c++) {
             float *to = out.at + t * out.stride + i + c * VL;
             if (tail && c + 1 == vecs)
-                vf_store_n(to, even[t][c] + sum[t][c], tail);
+                vf_store_n(to, (even[t][c] + sum[t][c]) * norm[t], tail);
             else
-                vf_store(to, even[t][c] + sum[t][c]);
+                vf_store(to, (even[t][c] + sum[t][c]) * norm[t]);
         }
 }
 
@@ -154,19 +154,20 @@ static inline __attribute__((always_inline)) void queries_of(bml_dtype dtype, si
         score_keys(dtype, queries, scores, q, k, key, VL, d, scale);
     if (key < n_keys)
         score_keys(dtype, queries, scores, q, k, key, n_keys - key, d, scale);
+    float norm[QUERIES]; /* 1 / the sum of a query's weights */
     for (size_t t = 0; t < queries; t++)
-        KERNEL(softmax_row)(scores.at + t * scores.stride, n + t);
+        norm[t] = KERNEL(exp_row)(scores.at + t * scores.stride, n + t);
     for (size_t i = 0; i < d;) {
         size_t vecs = i + 4 * VL <= d ? 4 : 1;
         int tail = d - i < VL ? (int)(d - i) : 0;
         if (queries == 1 && vecs == 4)
-            weighted_sum(dtype, out.at, scores.at, v, n, d, i, 4, 0);
+            weighted_sum(dtype, out.at, scores.at, norm[0], v, n, d, i, 4, 0);
         else if (queries == 1)
-            weighted_sum(dtype, out.at, scores.at, v, n, d, i, 1, tail);
+            weighted_sum(dtype, out.at, scores.at, norm[0], v, n, d, i, 1, tail);
         else if (vecs == 4)
-            weighted_sums(dtype, out, scores, v, n, d, i, 4, 0);
+            weighted_sums(dtype, out, scores, norm, v, n, d, i, 4, 0);
         else
-            weighted_sums(dtype, out, scores, v, n, d, i, 1, tail);
+            weighted_sums(dtype, out, scores, norm, v, n, d, i, 1, tail);
         i += vecs * VL;
     }
 }

@@ -81,8 +81,8 @@ void KERNEL(attend_group)(const bml_batch *batch, size_t group, float *out, size
 /* argmax over n logits. */
 int32_t KERNEL(argmax_row)(const float *logits, size_t n);
 
-/* One row of softmax in place. */
-void KERNEL(softmax_row)(float *x, size_t n);
+/* One row of softmax in place, all but the last step: multiplying it by what is returned. */
+float KERNEL(exp_row)(float *x, size_t n);
 
 /* Runs BODY(context, begin, end) over 0..n, split over the pool in multiples of GRAIN; on the
  * calling thread alone when n * cost, in elements touched, is too small to be worth waking others.

@@ -1,9 +1,9 @@
-/* softmax: exp(x - max) / sum over each row. */
+/* softmax: exp(x - max) / sum over each row. Attention divides only what it makes of the row. */
 #include "backend/cpu/kernels/kernels.h"
 
 #include <math.h>
 
-void KERNEL(softmax_row)(float *x, size_t n)
+float KERNEL(exp_row)(float *x, size_t n)
 {
     const vf minus_inf = vf_set1(-INFINITY);
     size_t i, full = n - n % VL;
@@ -18,7 +18,7 @@ void KERNEL(softmax_row)(float *x, size_t n)
     if (max == -INFINITY) { /* nothing to attend to: zeros, but a NaN is not hidden */
         for (i = 0; i < n; i++)
             x[i] = isnan(x[i]) ? x[i] : 0;
-        return;
+        return 1;
     }
 
     vf sum_lanes = {0}, m = vf_set1(max);
@@ -32,12 +32,7 @@ void KERNEL(softmax_row)(float *x, size_t n)
         sum_lanes += e;
         vf_store_n(x + i, e, tail);
     }
-
-    vf scale = vf_set1(1 / vf_sum(sum_lanes));
-    for (i = 0; i < full; i += VL)
-        vf_store(x + i, vf_load(x + i) * scale);
-    if (tail)
-        vf_store_n(x + i, vf_load_n(x + i, tail) * scale, tail);
+    return 1 / vf_sum(sum_lanes);
 }
 
 typedef struct job {
@@ -48,8 +43,11 @@ typedef struct job {
 static void rows(const void *context, size_t begin, size_t end)
 {
     const job *j = context;
-    for (size_t r = begin; r < end; r++)
-        KERNEL(softmax_row)(j->x + r * j->n_cols, j->n_cols);
+    for (size_t r = begin; r < end; r++) {
+        float *x = j->x + r * j->n_cols, scale = KERNEL(exp_row)(x, j->n_cols);
+        for (size_t i = 0; i < j->n_cols; i++)
+            x[i] *= scale;
+    }
 }
 
 void KERNEL(softmax)(bml_queue *queue, bml_buffer *x, int n_rows, int n_cols)

@@ -444,15 +444,25 @@ static inline vf vf_load_as_n(bml_dtype dtype, const void *row, size_t i, int n)
     return dtype == BML_BF16 ? vf_from_bf16(h) : vf_from_f16(h);
 }
 
+/* p * 2^n for integers n from -250 to 254. */
+static inline vf vf_scale_up(vf p, vf n)
+{
+#if VL == 16
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    vi e = __builtin_convertvector(n, vi), half = e >> 1; /* the halves' powers are floats */
+    return p * (vf)((half + 127) << 23) * (vf)((e - half + 127) << 23);
+#endif
+}
+
 /*
- * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for exp(r) (Cephes' expf), then 2^n in
- * two halves. Relative error below 2e-7. Below -87.34 (and for -inf) the result is 0; above 88.72
- * it stays at the largest finite power; NaN gives NaN.
+ * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for exp(r) (Cephes' expf), then 2^n.
+ * Relative error below 2e-7 down to -87.34; below that the result runs out of bits, and from -104
+ * on (and for -inf) it is 0. Above 88.72 it stays at the largest finite power; NaN gives NaN.
  */
 static inline vf vf_exp(vf x)
 {
-    const vf low = vf_set1(-87.33654f), high = vf_set1(88.72f);
-    vi underflow = x < low;
+    const vf low = vf_set1(-150), high = vf_set1(88.72f);
     vf clamped = vf_min(high, vf_max(low, x)); /* in this order NaN stays NaN */
     /* Adding and subtracting 1.5 * 2^23 rounds to an integer. */
     const vf magic = vf_set1(12582912.0f);
@@ -466,9 +476,7 @@ static inline vf vf_exp(vf x)
     p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
     p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
     p = vf_fma(p, r * r, r) + 1.0f;
-    vi e = __builtin_convertvector(n, vi), half = e >> 1;
-    vf scaled = p * (vf)((half + 127) << 23) * (vf)((e - half + 127) << 23);
-    return (vf)((vi)scaled & ~underflow);
+    return vf_scale_up(p, n);
 }
 
 #endif
