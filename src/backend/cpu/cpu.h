@@ -31,7 +31,7 @@ struct bml_queue {
 
 /* Row-major products pack panels of weights, up to BML_CPU_PANEL columns of half of the inputs,
  * into a thread's scratch: as many as fit this, or one. */
-enum { BML_CPU_PACK_BYTES = 256 << 10, BML_CPU_PANEL = 32 };
+enum { BML_CPU_PACK_BYTES = 384 << 10, BML_CPU_PANEL = 32 };
 
 /* At most this many queries have their scores in a thread's scratch at a time. */
 enum { BML_CPU_QUERIES = 4 };

@@ -24,8 +24,10 @@ enum {
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * VL,
     STREAM_VECS = 2,
-    STREAM_WIDE = 4,   /* for one or two tokens: one row, this many vectors of it */
-    AHEAD_BYTES = 8192 /* and memory is asked so far ahead */
+    STREAM_WIDE = 4,    /* for one or two tokens: one row, this many vectors of it */
+    AHEAD_BYTES = 8192, /* and memory is asked so far ahead */
+    AHEAD_ROWS = 32     /* the same for panels, which are pieces of rows: too short a stream for the
+                           processor's own prefetchers */
 };
 _Static_assert((int)TILE_COLS <= (int)BML_CPU_PANEL, "scratch");
 
@@ -163,24 +165,26 @@ void KERNEL(linear_join)(const job *j, size_t begin, size_t end)
 
 /* ---- blocked ----------------------------------------------------------------------------------*/
 
-/* W[row .. row+depth, col .. col+TILE_COLS] as float32, zeros past the last column. */
-static void pack_panel(const job *j, size_t row, size_t depth, size_t col, float *panel)
+/* N_PANELS panels, W[row .. row+depth, col .. col+TILE_COLS] the first, as float32; zeros past the
+ * last column of all. */
+static void pack_panels(const job *j, size_t row, size_t depth, size_t col, size_t n_panels,
+                        float *panels)
 {
     bml_dtype dtype = j->w->dtype;
-    for (size_t i = 0; i < depth; i++, panel += TILE_COLS) {
-        const void *w =
-            (const char *)j->w->buffer.data + (row + i) * j->n_out * bml_dtype_size(dtype);
-        for (size_t v = 0; v < TILE_VECS; v++) {
+    size_t row_bytes = j->n_out * bml_dtype_size(dtype);
+    const char *w = (const char *)j->w->buffer.data + row * row_bytes;
+    for (size_t i = 0; i < depth; i++, w += row_bytes, panels += TILE_COLS)
+        for (size_t v = 0; v < n_panels * TILE_VECS; v++) {
             size_t at = col + v * VL;
             int n = at >= j->n_out ? 0 : j->n_out - at < VL ? (int)(j->n_out - at) : VL;
             vf packed = {0};
+            __builtin_prefetch(w + AHEAD_ROWS * row_bytes + at * bml_dtype_size(dtype));
             if (n == VL)
                 packed = vf_load_as(dtype, w, at);
             else if (n)
                 packed = vf_load_as_n(dtype, w, at, n);
-            vf_store(panel + v * VL, packed);
+            vf_store(panels + v / TILE_VECS * depth * TILE_COLS + v % TILE_VECS * VL, packed);
         }
-    }
 }
 
 /* One half of up to ROWS tokens (n_rows of them real) x TILE_COLS outputs. */
@@ -251,15 +255,16 @@ static void blocked(const job *j, size_t begin, size_t end, float *panels)
     size_t most_panels = BML_CPU_PACK_BYTES / panel_bytes;
     if (most_panels == 0)
         most_panels = 1; /* the scratch has room for one of any model's width */
-    for (size_t col = begin; col < end; col += most_panels * TILE_COLS)
+    for (size_t col = begin; col < end; col += most_panels * TILE_COLS) {
+        size_t left = (end - col + TILE_COLS - 1) / TILE_COLS;
+        size_t n_panels = left < most_panels ? left : most_panels;
         for (int half = 0; half < 2; half++) {
-            size_t row, last, n_panels = 0;
+            size_t row, last;
             inputs_of(j, half, &row, &last);
-            for (; n_panels < most_panels && col + n_panels * TILE_COLS < end; n_panels++)
-                pack_panel(j, row, last - row, col + n_panels * TILE_COLS,
-                           panels + n_panels * (last - row) * TILE_COLS);
+            pack_panels(j, row, last - row, col, n_panels, panels);
             all_tiles(j, half, row, last - row, col, n_panels, panels);
         }
+    }
 }
 
 void KERNEL(linear_rows)(const bml_linear_job *j, size_t begin, size_t end, float *scratch)
