@@ -56,6 +56,7 @@ void test_packed(void **state);
 void test_packed_extreme_rows(void **state);
 void test_packing_extremes(void **state);
 void test_packed_keeps_nan(void **state);
+void test_packed_keeps_bad_weights(void **state);
 void test_packed_embedding(void **state);
 void test_matmul(void **state);
 

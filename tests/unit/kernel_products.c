@@ -270,6 +270,31 @@ void test_packed_keeps_nan(void **state)
         }
 }
 
+/* A weight that is not finite shows in its output, and in no other. */
+void test_packed_keeps_bad_weights(void **state)
+{
+    (void)state;
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int format = BML_WEIGHTS_Q8; format <= BML_WEIGHTS_Q4; format++)
+        for (int i = 0; i < 3; i++)
+            for (size_t at = 0; at < 300; at += 70) {
+                matrix m = random_matrix(20, 300, BML_F32, 1);
+                ((float *)m.data)[7 * 300 + at] = bad[i];
+                bml_weight w = weight_of(&m, true, (bml_weight_format)format);
+                array x = random_array(300, 1), out = poisoned(20), bias = {0};
+                ((float *)x.data)[150] = 1000; /* so that other blocks' scales are far smaller */
+                bml_batch batch = plain_batch(1);
+                begin_pass(&batch);
+                b->linear(queue, &out.buffer, &x.buffer, &w, &bias.buffer, 1);
+                end_pass();
+                for (size_t o = 0; o < 20; o++)
+                    assert_int_equal(isfinite(((float *)out.data)[o]) != 0, o != 7);
+                drop(&x);
+                drop(&out);
+                drop_matrix(&m, &w);
+            }
+}
+
 /* The embedding reads single rows of what the head reads as tiles. */
 void test_packed_embedding(void **state)
 {

@@ -131,6 +131,7 @@ int run_kernel_suite(const kernel_suite *what)
         cmocka_unit_test(test_packed_extreme_rows),
         cmocka_unit_test(test_packing_extremes),
         cmocka_unit_test(test_packed_keeps_nan),
+        cmocka_unit_test(test_packed_keeps_bad_weights),
         cmocka_unit_test(test_packed_embedding),
         cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_layernorm),

@@ -22,6 +22,8 @@
  *                                                   8r + i in the low nibble of byte i, 8r + 4 + i
  *                                                   in the high one
  *
+ * An output with a weight that is not finite has NaN for its scales.
+ *
  * An activation row of n_in floats becomes int8 in blocks of 64, x = scale * 2^-k * int8: one scale
  * for the row, max|x| / 127, and for each block the largest k whose range still holds it. So what a
  * block's products are multiplied by is the weights' scale with a smaller exponent: an integer

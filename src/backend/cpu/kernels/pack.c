@@ -47,6 +47,15 @@ static float largest_magnitude(const float *x, size_t n)
     return largest;
 }
 
+/* A difference is 0, or NaN where X is not finite. */
+static bool all_finite(const float *x, size_t n)
+{
+    float sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += x[i] - x[i];
+    return sum == 0;
+}
+
 /* The smallest bfloat16 that is not below f >= 0. */
 static uint16_t bf16_above(float f)
 {
@@ -54,15 +63,20 @@ static uint16_t bf16_above(float f)
     return bml_bf16_to_f32(h) < f ? (uint16_t)(h + 1) : h;
 }
 
+enum { BF16_NAN = 0x7fc0 };
+
+/* An output with a weight that is not finite gets scales that are not, so that it shows. */
 static void pack_q8(const job *j, size_t tile)
 {
     float w[BML_TILE][BML_BLOCK];
     char *to = j->tiles + tile * bml_tile_bytes(j->format, j->n_in);
     uint16_t *scales = (uint16_t *)to;
     uint8_t *q = (uint8_t *)to + bml_tile_header(j->format, j->n_in);
+    bool bad[BML_TILE] = {0};
     for (size_t b = 0; b < bml_n_blocks(j->n_in); b++, q += BML_TILE * BML_BLOCK) {
         gather(j, tile, b, w);
         for (size_t o = 0; o < BML_TILE; o++) {
+            bad[o] |= !all_finite(w[o], BML_BLOCK);
             uint16_t scale = bf16_above(largest_magnitude(w[o], BML_BLOCK) / 127);
             float d = bml_bf16_to_f32(scale), inverse = d > 0 ? 1 / d : 0;
             scales[b * BML_TILE + o] = scale;
@@ -73,6 +87,9 @@ static void pack_q8(const job *j, size_t tile)
             }
         }
     }
+    for (size_t i = 0; i < bml_n_blocks(j->n_in) * BML_TILE; i++)
+        if (bad[i % BML_TILE])
+            scales[i] = BF16_NAN;
 }
 
 /* The index of the level nearest to each of n values: how many midpoints lie below it. */
@@ -124,6 +141,7 @@ static float q4_scale(const float *w)
 static void pack_q4(const job *j, size_t tile)
 {
     float w[BML_TILE][BML_BLOCK], largest[BML_TILE] = {0};
+    bool bad[BML_TILE] = {0};
     char *to = j->tiles + tile * bml_tile_bytes(j->format, j->n_in);
     float *row_scale = (float *)to;
     int8_t *scales = (int8_t *)(row_scale + BML_TILE);
@@ -135,15 +153,17 @@ static void pack_q4(const job *j, size_t tile)
     half_scales *waiting = (half_scales *)(q + n_blocks * (block_bytes - sizeof *waiting));
     for (size_t b = 0; b < n_blocks; b++) {
         gather(j, tile, b, w);
-        for (size_t o = 0; o < BML_TILE; o++)
+        for (size_t o = 0; o < BML_TILE; o++) {
+            bad[o] |= !all_finite(w[o], BML_BLOCK);
             for (size_t half = 0; half < 2; half++) {
                 float d = q4_scale(w[o] + 32 * half);
                 waiting[b][half][o] = d;
                 largest[o] = fabsf(d) > largest[o] ? fabsf(d) : largest[o];
             }
+        }
     }
     for (size_t o = 0; o < BML_TILE; o++)
-        row_scale[o] = largest[o] / 127;
+        row_scale[o] = bad[o] ? NAN : largest[o] / 127;
     for (size_t b = 0; b < n_blocks; b++, q += block_bytes) {
         half_scales wanted;
         memcpy(wanted, waiting[b], sizeof wanted);
