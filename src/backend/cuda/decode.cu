@@ -95,12 +95,12 @@ struct filler {
     __device__ void make_room()
     {
         if (on_their_way == most) {
-            barrier_wait(&oldest.full[oldest.at], oldest.round);
+            barrier_wait(oldest.full_at(oldest.at), oldest.round);
             oldest.next();
         } else {
             on_their_way++;
         }
-        barrier_wait(&next.empty[next.at], next.round ^ 1);
+        barrier_wait(next.empty_at(next.at), next.round ^ 1);
     }
 };
 
@@ -121,11 +121,11 @@ __device__ static void fill_rows(filler &f, const char *w, range mine, int n_in,
             f.make_room();
             ring &r = f.next;
             if (lane == 0)
-                barrier_expect(&r.full[r.at], bytes * n);
+                barrier_expect(r.full_at(r.at), bytes * n);
             __syncwarp();
             if (lane < n)
                 bulk_copy(r.stage() + lane * cut.pitch,
-                          w + (mine.begin + row + lane) * row_bytes + from, bytes, &r.full[r.at],
+                          w + (mine.begin + row + lane) * row_bytes + from, bytes, r.full_at(r.at),
                           true);
             r.next();
         }
@@ -142,9 +142,9 @@ __device__ static void fill_keys(filler &f, const arguments &p, const layer &l, 
             f.make_room();
             ring &r = f.next;
             if (threadIdx.x % 32 == 0) {
-                barrier_expect(&r.full[r.at], bytes);
+                barrier_expect(r.full_at(r.at), bytes);
                 bulk_copy(r.stage(), (values ? l.v : l.k) + (head + key) * key_bytes, bytes,
-                          &r.full[r.at], false);
+                          r.full_at(r.at), false);
             }
             __syncwarp();
             r.next();
@@ -247,7 +247,7 @@ __device__ static void multiply(ring &r, const arguments &p, const shared &s, co
             const char *weights = r.stages + at * r.stage_bytes + lane / 4 * pitch;
             int n_blocks = min(m.slice, m.n_blocks - slice);
             typename dot_format<F>::sums sums;
-            barrier_wait(&r.full[at], r.round ^ wraps);
+            barrier_wait(r.full_at(at), r.round ^ wraps);
 #pragma unroll 4
             for (int b = mine.part; b < n_blocks; b += mine.n)
                 dot_format<F>::add(sums, weights, b, slice, s.a, p.levels);
@@ -255,7 +255,7 @@ __device__ static void multiply(ring &r, const arguments &p, const shared &s, co
             wait_for_warps();
             if (threadIdx.x >= COMPUTE - units) { /* all have read them */
                 int done = r.at + COMPUTE - 1 - threadIdx.x;
-                barrier_arrive(&r.empty[done < r.n_stages ? done : done - r.n_stages]);
+                barrier_arrive(r.empty_at(done < r.n_stages ? done : done - r.n_stages));
             }
             r.skip(units);
             if (finishes) { /* the slices of its tile that are among the units */
@@ -471,13 +471,13 @@ __device__ static void attend(ring &r, const arguments &p, const shared &s, cons
     }
     for (int first = keys.begin; first < keys.end; first += p.keys_of_stage) {
         const char *k = r.stage();
-        uint64_t *k_full = &r.full[r.at], *k_empty = &r.empty[r.at];
+        uint32_t k_full = r.full_at(r.at), k_empty = r.empty_at(r.at);
         uint32_t k_round = r.round;
         r.next();
         const char *v = r.stage();
         int m = min(p.keys_of_stage, keys.end - first);
         barrier_wait(k_full, k_round);
-        barrier_wait(&r.full[r.at], r.round);
+        barrier_wait(r.full_at(r.at), r.round);
         for (int at = warp * each; at < m; at += WARPS * each) {
             int key = at + key_of_lane;
             float kk[8], vv[8];
@@ -490,7 +490,7 @@ __device__ static void attend(ring &r, const arguments &p, const shared &s, cons
         wait_for_warps();
         if (i == 0) {
             barrier_arrive(k_empty);
-            barrier_arrive(&r.empty[r.at]);
+            barrier_arrive(r.empty_at(r.at));
         }
         r.next();
     }
@@ -685,11 +685,12 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
     int d = p.head_dim, widest = max(p.n_embd, p.n_inner);
-    ring r = {memory, nullptr, nullptr, p.n_stages, p.stage_bytes, 0, 0};
-    r.full = (uint64_t *)(memory + p.n_stages * p.stage_bytes);
-    r.empty = r.full + p.n_stages;
+    ring r = {memory, 0, 0, p.n_stages, p.stage_bytes, 0, 0};
+    uint64_t *barriers = (uint64_t *)(memory + p.n_stages * p.stage_bytes);
+    r.full = shared_address(barriers);
+    r.empty = r.full_at(p.n_stages);
     shared s;
-    s.a = activations((char *)(r.full + 2 * p.n_stages), widest);
+    s.a = activations((char *)(barriers + 2 * p.n_stages), widest);
     s.norms = (float2 *)(s.a.memory + activations::bytes_for(widest));
     s.parts = (part *)(s.norms + 2 * WARPS);
     s.rows = (range *)(s.parts + SPLITS * SPLITS);
@@ -715,10 +716,10 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     }
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.n_stages; i++) {
-            barrier_init(&r.full[i], 1);
-            barrier_init(&r.empty[i], 1);
+            barrier_init(r.full_at(i), 1);
+            barrier_init(r.empty_at(i), 1);
         }
-        barrier_init_done();
+        barrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x < N_MATRICES * ROWS) {
