@@ -209,7 +209,7 @@ static __global__
         wgmma_begin();
 #pragma unroll
         for (int i = 0; i < HEAD / 16; i++)
-            wgmma<T, KEYS, false>(s, q_rows + 2 * i, keys + 2 * i, i > 0);
+            wgmma<T, KEYS>(s, q_rows + 2 * i, keys + 2 * i, i > 0);
         wgmma_commit();
     };
     auto soften_block = [&](int j) {

@@ -128,22 +128,23 @@ __device__ __forceinline__ void put32(const bml_cuda_product &p, int row, int co
     }
 }
 
-__device__ __forceinline__ void activate(float *d, bml_activation activation)
+/* N sums, an even number. */
+template <int N> __device__ __forceinline__ void activate(float *d, bml_activation activation)
 {
     switch (activation) {
     case BML_ACT_GELU_TANH:
 #pragma unroll
-        for (int i = 0; i < 16; i += 2)
+        for (int i = 0; i < N; i += 2)
             gelu_tanh(d[i], d[i + 1]);
         return;
     case BML_ACT_GELU_ERF:
 #pragma unroll
-        for (int i = 0; i < 16; i++)
+        for (int i = 0; i < N; i++)
             d[i] = 0.5f * d[i] * (1.f + erff(d[i] * 0.70710678f));
         return;
     case BML_ACT_RELU:
 #pragma unroll
-        for (int i = 0; i < 16; i++)
+        for (int i = 0; i < N; i++)
             d[i] = d[i] < 0.f ? 0.f : d[i]; /* NaN stays NaN */
     }
 }
@@ -164,7 +165,7 @@ __device__ __forceinline__ void finish_unit(const bml_cuda_product &p, int row, 
         put16<T, true>(p, row, column, d, head_divisor(p));
         return;
     case BML_CUDA_ACTIVATION:
-        activate(d, p.activation);
+        activate<16>(d, p.activation);
         put16<T, false>(p, row, column, d);
     }
 }

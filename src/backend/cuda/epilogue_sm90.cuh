@@ -177,7 +177,7 @@ __device__ __forceinline__ void finish(const bml_cuda_product &p, const CUtensor
     } else if (p.epilogue == BML_CUDA_ACTIVATION && p.activation == BML_ACT_GELU_TANH) {
         pieces<T> places(p, piece_row, piece_column);
         each([&](int u, float *v) {
-            activate(v, BML_ACT_GELU_TANH);
+            activate<16>(v, BML_ACT_GELU_TANH);
             store(u, v, places);
         });
     } else {
@@ -189,7 +189,7 @@ __device__ __forceinline__ void finish(const bml_cuda_product &p, const CUtensor
                 put32<false>(p, piece_row, column + 32 * u, v);
                 return;
             }
-            activate(v, p.activation);
+            activate<16>(v, p.activation);
             store(u, v, places);
         });
     }

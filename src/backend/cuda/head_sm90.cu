@@ -124,7 +124,7 @@ static __global__ __launch_bounds__(THREADS, 1) void head(const __grid_constant_
                 wgmma_begin();
 #pragma unroll
                 for (int j = 0; j < DEPTH / 16; j++)
-                    wgmma<T, HALF, false>(d, tile_a + 2 * j, tile_w + 2 * j, b > 0 || j > 0);
+                    wgmma<T, HALF>(d, tile_a + 2 * j, tile_w + 2 * j, b > 0 || j > 0);
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (b > 0)

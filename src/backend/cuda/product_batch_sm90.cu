@@ -71,21 +71,6 @@ static __device__ __forceinline__ quad quad_at(const bml_cuda_product &p, int ro
     return q;
 }
 
-static __device__ __forceinline__ void activate_four(float4 &v, bml_activation activation)
-{
-    if (activation == BML_ACT_GELU_TANH) {
-        gelu_tanh(v.x, v.y);
-        gelu_tanh(v.z, v.w);
-        return;
-    }
-    float *x = &v.x;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = activation == BML_ACT_GELU_ERF ? 0.5f * x[i] * (1.f + erff(x[i] * 0.70710678f))
-               : x[i] < 0.f                   ? 0.f
-                                              : x[i]; /* NaN stays NaN */
-}
-
 template <typename T, bml_cuda_epilogue EPILOGUE>
 static __device__ __forceinline__ void put(const quad &q, float4 one, float4 two,
                                            bml_activation activation)
@@ -98,7 +83,7 @@ static __device__ __forceinline__ void put(const quad &q, float4 one, float4 two
         *(float4 *)q.to = v;
     } else {
         if (EPILOGUE == BML_CUDA_ACTIVATION)
-            activate_four(v, activation);
+            activate<4>(&v.x, activation);
         *(uint2 *)q.to = make_uint2(pack<T>(v.x, v.y), pack<T>(v.z, v.w));
     }
 }
@@ -176,7 +161,7 @@ static __global__ __launch_bounds__(THREADS,
         wgmma_begin();
 #pragma unroll
         for (int j = 0; j < DEPTH / 16; j++)
-            wgmma<T, COLUMNS, false>(d, tile_a + 2 * j, tile_w + 2 * j, 1);
+            wgmma<T, COLUMNS>(d, tile_a + 2 * j, tile_w + 2 * j, 1);
         wgmma_commit();
         wgmma_wait<1>();
         if (i >= GROUPS && lane == 0)

@@ -233,8 +233,8 @@ static __global__ __launch_bounds__(sizes<ROWS, COLUMNS>::THREADS,
                 for (int j = 0; j < DEPTH / 16; j++) /* 32 bytes along k */
 #pragma unroll
                     for (int h = 0; h < HEIGHT; h++)
-                        wgmma<T, COLUMNS, false>(d[h], a + h * (GROUP * DEPTH * 2 >> 4) + 2 * j,
-                                                 w + 2 * j, k > k_begin || j > 0);
+                        wgmma<T, COLUMNS>(d[h], a + h * (GROUP * DEPTH * 2 >> 4) + 2 * j, w + 2 * j,
+                                          k > k_begin || j > 0);
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (k > k_begin)

@@ -256,13 +256,12 @@ template <int N> __device__ __forceinline__ void sums_ready(float (&d)[N])
 
 /*
  * A tile in shared memory, 128-byte rows swizzled by the copy engine, 1024-byte aligned: rows of 64
- * elements along k ("k-major"), or 64-column boxes of rows along n ("n-major"), BOX bytes apart.
- * Eight rows of a tile are one 1024-byte atom.
+ * elements along k ("k-major"). Eight rows of a tile are one 1024-byte atom.
  */
-__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t box = 16)
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address)
 {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(box >> 4) << 16 |
-           (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
 }
 
 /* Operand lists: 10 numbers from a tens digit, and 8 accumulators from an index. */
@@ -286,46 +285,46 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t b
 #define SUMS96(i) SUMS64(i), SUMS32(i + 64)
 #define SUMS128(i) SUMS64(i), SUMS64(i + 64)
 
-/* R is the number of accumulators; A, B, S and TRANS are the operands after them. */
-#define WGMMA(N, R, TYPE, A, B, S, TRANS)                                                          \
+/* R is the number of accumulators; A, B and S are the operands after them. */
+#define WGMMA(N, R, TYPE, A, B, S)                                                                 \
     asm volatile("{\n.reg .pred sum;\n"                                                            \
                  "setp.ne.b32 sum, %" #S ", 0;\n"                                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" LIST##R      \
                  "}, "                                                                             \
-                 "%" #A ", %" #B ", sum, 1, 1, 0, %" #TRANS ";\n}"                                 \
+                 "%" #A ", %" #B ", sum, 1, 1, 0, 0;\n}"                                           \
                  : SUMS##R(0)                                                                      \
-                 : "l"(a), "l"(b), "r"(sum), "n"(N_MAJOR))
+                 : "l"(a), "l"(b), "r"(sum))
 
-/* d (+)= a b over 16 of k: a 64 rows of a k-major tile, b N columns. Row 16 w + l / 4 (+ 8) and
- * columns 8 j + 2 (l % 4) (+ 1) of warp w, lane l are d[4 j], d[4 j + 1] (d[4 j + 2], ...). */
-template <typename T, int N, bool N_MAJOR>
+/* d (+)= a b over 16 of k: a 64 rows of a k-major tile, b N rows of another. Row 16 w + l / 4 (+ 8)
+ * and columns 8 j + 2 (l % 4) (+ 1) of warp w, lane l are d[4 j], d[4 j + 1] (d[4 j + 2], ...). */
+template <typename T, int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int sum)
 {
     constexpr bool bf16 = __is_same(T, __nv_bfloat16);
     if constexpr (N == 48 && bf16)
-        WGMMA(48, 24, "bf16", 24, 25, 26, 27);
+        WGMMA(48, 24, "bf16", 24, 25, 26);
     else if constexpr (N == 48)
-        WGMMA(48, 24, "f16", 24, 25, 26, 27);
+        WGMMA(48, 24, "f16", 24, 25, 26);
     else if constexpr (N == 64 && bf16)
-        WGMMA(64, 32, "bf16", 32, 33, 34, 35);
+        WGMMA(64, 32, "bf16", 32, 33, 34);
     else if constexpr (N == 64)
-        WGMMA(64, 32, "f16", 32, 33, 34, 35);
+        WGMMA(64, 32, "f16", 32, 33, 34);
     else if constexpr (N == 96 && bf16)
-        WGMMA(96, 48, "bf16", 48, 49, 50, 51);
+        WGMMA(96, 48, "bf16", 48, 49, 50);
     else if constexpr (N == 96)
-        WGMMA(96, 48, "f16", 48, 49, 50, 51);
+        WGMMA(96, 48, "f16", 48, 49, 50);
     else if constexpr (N == 128 && bf16)
-        WGMMA(128, 64, "bf16", 64, 65, 66, 67);
+        WGMMA(128, 64, "bf16", 64, 65, 66);
     else if constexpr (N == 128)
-        WGMMA(128, 64, "f16", 64, 65, 66, 67);
+        WGMMA(128, 64, "f16", 64, 65, 66);
     else if constexpr (N == 192 && bf16)
-        WGMMA(192, 96, "bf16", 96, 97, 98, 99);
+        WGMMA(192, 96, "bf16", 96, 97, 98);
     else if constexpr (N == 192)
-        WGMMA(192, 96, "f16", 96, 97, 98, 99);
+        WGMMA(192, 96, "f16", 96, 97, 98);
     else if constexpr (N == 256 && bf16)
-        WGMMA(256, 128, "bf16", 128, 129, 130, 131);
+        WGMMA(256, 128, "bf16", 128, 129, 130);
     else
-        WGMMA(256, 128, "f16", 128, 129, 130, 131);
+        WGMMA(256, 128, "f16", 128, 129, 130);
 }
 
 #define WGMMA_ROWS(TYPE)                                                                           \
