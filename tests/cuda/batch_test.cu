@@ -58,14 +58,6 @@ static std::vector<double> product_of(const T *a, const T *w, int m, int n, int 
     return fetch(out, (size_t)m * n);
 }
 
-static double activated(double x, bml_activation activation)
-{
-    return activation == BML_ACT_RELU ? (x > 0 ? x : 0)
-           : activation == BML_ACT_GELU_ERF
-               ? 0.5 * x * (1 + erf(x * 0.70710678118654752))
-               : 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
-}
-
 /* ---- products ---- */
 
 /* A product of M rows, of which N columns and K are multiples of 8; HEADS of the QKV, or 0. */

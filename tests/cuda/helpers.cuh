@@ -3,6 +3,8 @@
 #ifndef BML_TESTS_CUDA_HELPERS_CUH
 #define BML_TESTS_CUDA_HELPERS_CUH
 
+#include "backend/cuda/cuda.h"
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -75,6 +77,14 @@ template <typename T> static T *upload(const T *from, size_t n)
     CHECK(cudaMalloc(&to, n * sizeof(T)));
     CHECK(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyHostToDevice));
     return to;
+}
+
+__host__ __device__ static inline double activated(double x, bml_activation activation)
+{
+    return activation == BML_ACT_RELU ? (x > 0 ? x : 0)
+           : activation == BML_ACT_GELU_ERF
+               ? 0.5 * x * (1 + erf(x * 0.70710678118654752))
+               : 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
 }
 
 static int failures, checks;

@@ -19,15 +19,7 @@ static __global__ void product_reference(double *out, const bml_cuda_product p)
     for (int k = 0; k < p.k; k++)
         sum += (double)(float)((const T *)p.a)[(size_t)row * p.a_pitch + k] *
                (double)(float)((const T *)p.w)[(size_t)column * p.k + k];
-    if (p.epilogue == BML_CUDA_ACTIVATION) {
-        if (p.activation == BML_ACT_RELU)
-            sum = sum > 0 ? sum : 0;
-        else if (p.activation == BML_ACT_GELU_ERF)
-            sum = 0.5 * sum * (1 + erf(sum * 0.70710678118654752));
-        else
-            sum = 0.5 * sum * (1 + tanh(0.79788456080286536 * (sum + 0.044715 * sum * sum * sum)));
-    }
-    out[i] = sum;
+    out[i] = p.epilogue == BML_CUDA_ACTIVATION ? activated(sum, p.activation) : sum;
 }
 
 static const char *epilogue_names[] = {"activation", "store32", "residual", "qkv"};

@@ -224,10 +224,7 @@ static void check_variant(const variant *v, bml_weight_format format, bml_dtype 
     uint64_t seed = 5;
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
         bml_batch_token batch[LONGEST];
-        size_t n = 0;
-        for (int slot = 0; slot < SLOTS; slot++)
-            for (int t = 0; t < batches[i][slot]; t++)
-                batch[n++] = (bml_batch_token){(int32_t)(test_random(&seed) % vocab), slot, true};
+        size_t n = random_batch(batch, batches[i], SLOTS, vocab, &seed);
         ok(bml_session_eval(a, batch, n, fused, &err));
         ok(bml_session_eval(b, batch, n, single, &err));
         double off = distance(fused, single, n, vocab);

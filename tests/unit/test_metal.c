@@ -292,10 +292,7 @@ static void check_fused(const variant *v, bml_weight_format format, bml_dtype kv
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
         bml_batch_token batch[LONGEST];
         int32_t best[2][LONGEST];
-        size_t n = 0;
-        for (int slot = 0; slot < SLOTS; slot++)
-            for (int t = 0; t < batches[i][slot]; t++)
-                batch[n++] = (bml_batch_token){(int32_t)(test_random(&seed) % vocab), slot, true};
+        size_t n = random_batch(batch, batches[i], SLOTS, vocab, &seed);
         expect_ok(bml_session_eval(a, batch, n, fused, &err), &err);
         expect_ok(bml_session_eval(b, batch, n, single, &err), &err);
         assert_memory_equal(fused, single, n * vocab * sizeof *fused);

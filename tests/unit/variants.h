@@ -85,4 +85,15 @@ static inline size_t find_variants(variant *variants)
     return n;
 }
 
+/* A batch of LENGTHS[slot] random tokens for each slot, all rows wanted; returns how many. */
+static inline size_t random_batch(bml_batch_token *batch, const int *lengths, int n_slots,
+                                  size_t vocab, uint64_t *seed)
+{
+    size_t n = 0;
+    for (int slot = 0; slot < n_slots; slot++)
+        for (int t = 0; t < lengths[slot]; t++)
+            batch[n++] = (bml_batch_token){(int32_t)(test_random(seed) % vocab), slot, true};
+    return n;
+}
+
 #endif
