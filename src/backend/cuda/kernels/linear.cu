@@ -124,6 +124,7 @@ static __global__ void product_packed(float *out, const int8_t *q, const float *
     if (o >= n)
         return;
     const char *row = w + (size_t)o * bml_cuda_row_bytes(FORMAT, k);
+    float row_scale = FORMAT == BML_WEIGHTS_Q4 ? row_scales[o] : 1; /* first: sums stay in range */
     float sum[FEW] = {};
     for (int b = lane / 16; b < n_blocks; b += 2) {
         const char *block = row + bml_cuda_block_at(FORMAT, b);
@@ -136,7 +137,7 @@ static __global__ void product_packed(float *out, const int8_t *q, const float *
         } else {
             uint32_t nibbles = ((const uint32_t *)block)[part % 8 / 2 * 2 + part / 8];
             weights = q4_levels_of(nibbles >> part % 2 * 16, levels);
-            scale = ((const int8_t *)group)[b % BML_CUDA_GROUP * 2 + part / 8];
+            scale = row_scale * ((const int8_t *)group)[b % BML_CUDA_GROUP * 2 + part / 8];
         }
 #pragma unroll
         for (int t = 0; t < FEW; t++) {
@@ -152,8 +153,7 @@ static __global__ void product_packed(float *out, const int8_t *q, const float *
         for (int step = 16; step; step /= 2)
             sum[t] += __shfl_xor_sync(~0u, sum[t], step);
         if (lane == 0 && first_token + t < m) {
-            float scaled = FORMAT == BML_WEIGHTS_Q4 ? sum[t] * row_scales[o] : sum[t];
-            out[(size_t)(first_token + t) * n + o] = scaled + (bias ? bias[o] : 0);
+            out[(size_t)(first_token + t) * n + o] = sum[t] + (bias ? bias[o] : 0);
         }
     }
 }
