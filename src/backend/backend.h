@@ -123,7 +123,7 @@ typedef struct bml_backend {
     void (*buffer_free)(bml_device *device, bml_buffer *buffer);
 
     bml_status (*queue_new)(bml_device *device, int n_threads, bml_queue **queue, bml_error *err);
-    void (*queue_free)(bml_queue *queue);
+    void (*queue_free)(bml_queue *queue); /* waits for what it has enqueued */
     int (*queue_threads)(const bml_queue *queue);
 
     /* Copies between host memory and a buffer; both finish before they return. */

@@ -117,6 +117,7 @@ void bml_session_free(bml_session *s)
     if (!s)
         return;
     const bml_backend *b = s->model->backend;
+    b->queue_free(s->queue); /* first: it may still be at work in what is freed next */
     for (int l = 0; l < s->cache.n_layer; l++) {
         if (s->cache.k)
             b->buffer_free(s->model->device, &s->cache.k[l]);
@@ -124,7 +125,6 @@ void bml_session_free(bml_session *s)
             b->buffer_free(s->model->device, &s->cache.v[l]);
     }
     bml_activations_free(s->model, &s->activations);
-    b->queue_free(s->queue);
     free(s->cache.k);
     free(s->cache.v);
     free(s->length);

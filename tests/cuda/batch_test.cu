@@ -267,22 +267,40 @@ template <typename T> static void test_head(bml_dtype type, int m, int n, int k)
     bml_cuda_head h = {};
     h.type = type, h.m = m, h.n = n, h.k = k, h.a = a, h.w = w;
     h.parts = owned.keep(poison_new<double>((size_t)m * (n / 128 + 1)));
-    h.ids = owned.keep(poison_new<int32_t>(m + 1));
-    h.also = owned.keep(poison_new<int32_t>(m + 1));
+    bml_cuda_choice &to = h.choice;
+    to.ids = owned.keep(poison_new<int32_t>(m + 1));
+    to.host = owned.keep(poison_new<int32_t>(2 * (m + 1)));
+    to.pitch = m + 1;
+    if (n % 2) { /* a step that another can follow */
+        std::vector<int32_t> positions(m + 1);
+        for (int r = 0; r <= m; r++)
+            positions[r] = 7 * r;
+        to.position = owned.keep(upload(positions.data(), m + 1));
+        to.token = owned.keep(poison_new<int32_t>(m + 1));
+    }
     bool right = bml_cuda_takes_head(&h);
     CHECK(bml_cuda_head_argmax(&h, 0));
     CHECK(cudaDeviceSynchronize());
-    std::vector<int32_t> ids = fetch(h.ids, m + 1), also = fetch(h.also, m + 1);
+    std::vector<int32_t> ids = fetch(to.ids, m + 1), host = fetch(to.host, 2 * (m + 1)), token,
+                         position;
+    if (to.position)
+        token = fetch(to.token, m + 1), position = fetch(to.position, m + 1);
     for (int r = 0; r < m; r++) {
         const double *row = &logits[(size_t)r * n];
         double best = row[0];
         for (int c = 1; c < n; c++)
             best = fmax(best, row[c]);
         bool bad = m > 1 && r == 0;
-        right &= ids[r] == also[r] && (bad ? ids[r] == -1 : ids[r] >= 0 && ids[r] < n);
+        int half = to.position ? r % 2 : 0;
+        right &= host[half * to.pitch + r] == ids[r] && host[!half * to.pitch + r] == -1;
+        if (to.position)
+            right &= token[r] == (bad ? 0 : ids[r]) && position[r] == 7 * r + 1;
+        right &= bad ? ids[r] == -1 : ids[r] >= 0 && ids[r] < n;
         right = right && (bad || row[ids[r]] >= best - 1e-3);
     }
-    right &= ids[m] == -1; /* as it was */
+    right &= ids[m] == -1 && host[m] == -1; /* as it was */
+    if (to.position)
+        right &= token[m] == -1 && position[m] == 7 * m;
     checks++;
     failures += !right;
     if (!right)

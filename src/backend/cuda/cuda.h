@@ -7,6 +7,7 @@ extern "C" {
 #endif
 
 #include "backend/backend.h"
+#include "backend/cuda/chain.h"
 
 #include <cuda_runtime_api.h>
 
@@ -38,14 +39,19 @@ struct bml_queue {
     size_t scratch_bytes;
     struct bml_cuda_decoder *decoder; /* see decode.h; NULL until needed */
     struct bml_cuda_graph *graph;     /* see pass16.h; NULL until needed */
-    /* Pinned memory for a row's ids each, and the buffer whose content this pass leaves there too;
-     * NULL for none. */
+    /* Pinned memory for the ids of rows (choice.h), and the buffer of which this pass leaves a copy
+     * there; NULL for none. */
     int32_t *ids_host;
     const void *ids;
+    bml_cuda_chain chain;
 };
 
 /* The batch of this pass, copied to the device if it is not there yet. */
 bml_cuda_batch bml_cuda_batch_of(bml_queue *queue);
+
+/* Where this pass's argmax over N_ROWS rows goes: to IDS and, if these are the batch's rows, to the
+ * host and to the step that may follow. */
+bml_cuda_choice bml_cuda_choice_of(const bml_queue *queue, const bml_buffer *ids, int n_rows);
 
 /* Where the tiles of the batch go, on the host and on the device. */
 int32_t *bml_cuda_tiles_host(bml_queue *queue);

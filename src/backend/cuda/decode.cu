@@ -622,7 +622,8 @@ __device__ static void compute(ring &r, const arguments &p, const shared &s)
     float4 x = make_float4(0, 0, 0, 0);
     if (has_x) {
         float4 position = embedding_at(p.wpe, p.wpe_format, p.n_embd, p.position, i);
-        x = embedding_at(p.wte, p.wte_format, p.n_embd, p.token, i);
+        int token = p.from ? max(*p.from, 0) : p.token; /* -1 fails the pass before */
+        x = embedding_at(p.wte, p.wte_format, p.n_embd, token, i);
         x = make_float4(x.x + position.x, x.y + position.y, x.z + position.z, x.w + position.w);
         ((float4 *)s.heads)[i] = x; /* free until attention has something to say */
     }

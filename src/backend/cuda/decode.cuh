@@ -66,6 +66,7 @@ struct arguments {
     uint4 levels;
     bml_dtype kv;
     int n_ctx, token, position, slot;
+    const int32_t *from; /* device memory that has the token; NULL: it is TOKEN */
     int n_splits, keys_of_split, keys_of_stage;
     exchange out;
     uint32_t use, best_use; /* layers and argmaxes that all launches before have run */

@@ -295,7 +295,10 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.wpe_format = w->wpe.format;
     p.head = (const char *)w->lm_head.w.buffer.data;
     p.levels = q4_levels();
-    p.token = batch->token[0];
+    if (batch->token)
+        p.token = batch->token[0];
+    else
+        p.from = (const int32_t *)a->ids.data;
     p.position = batch->position[0];
     p.slot = batch->slot[0];
     int most_splits = d->n_blocks / c->n_head < MAX_SPLITS ? d->n_blocks / c->n_head : MAX_SPLITS;
@@ -307,7 +310,8 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.n_valid = n_valid;
     p.logits = (float *)a->logits.data;
     p.id = (int32_t *)a->ids.data;
-    p.host_id = queue->ids_host;
+    queue->chain.followed = p.want_row && n_valid;
+    p.host_id = bml_cuda_chain_word(queue, 0);
     size_t bytes = lay_out(&p, queue->device);
     for (int m = 0; m < N_MATRICES; m++) {
         const bml_weight *matrix = &matrix_of(&w->layers[0], m)->w;

@@ -14,7 +14,7 @@
 bml_status bml_cuda_fail(bml_error *err, cudaError_t error, size_t bytes, const char *what)
 {
     cudaGetLastError(); /* what is not sticky must not be found by the next caller */
-    if (error == cudaErrorMemoryAllocation) {
+    if (error == cudaErrorMemoryAllocation && bytes) {
         size_t free_bytes = 0, total = 0;
         cudaMemGetInfo(&free_bytes, &total);
         return bml_fail(err, BML_ERR_MEMORY,
@@ -98,10 +98,11 @@ static void queue_free(bml_queue *queue)
 {
     if (!queue)
         return;
-    if (queue->stream)
+    if (queue->stream) {
+        cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
         cudaStreamDestroy(queue->stream);
+    }
     cudaFreeHost(queue->batch_host);
-    cudaFreeHost(queue->ids_host);
     cudaFree(queue->batch_device);
     cudaFree(queue->scratch);
     bml_cuda_graph_free(queue->graph);
@@ -147,7 +148,7 @@ static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, s
                            bml_error *err)
 {
     if (from->data == queue->ids) { /* there already, and the pass has ended */
-        memcpy(to, queue->ids_host, bytes);
+        memcpy(to, queue->chain.ids, bytes);
         return BML_OK;
     }
     cudaError_t error =
@@ -157,31 +158,32 @@ static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, s
     return error ? bml_cuda_fail(err, error, bytes, "a copy from it") : BML_OK;
 }
 
-/* Numbers of a batch's arrays (four of each token), of its query tiles (four more) and its targets.
- */
-enum { NUMBERS = 9 };
+/* Numbers of a batch's arrays (four of each token), of its query tiles (four more) and its targets;
+ * on the host also ids, two of each row, and what the chain notes of ids, positions and slots. */
+enum { NUMBERS = 9, HOST_NUMBERS = NUMBERS + 5 };
 
 /* Makes room for batches of N tokens or rows. */
 static cudaError_t reserve_batch(bml_queue *queue, size_t n)
 {
     if (n <= queue->batch_capacity)
         return cudaSuccess;
-    int32_t *host = NULL, *ids = NULL, *device = NULL;
-    cudaError_t error = cudaMallocHost((void **)&host, NUMBERS * n * sizeof *host);
+    int32_t *host = NULL, *device = NULL;
+    cudaError_t error = cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
     if (!error)
-        error = cudaMallocHost((void **)&ids, n * sizeof *ids);
+        error = cudaMallocHost((void **)&host, HOST_NUMBERS * n * sizeof *host);
     if (!error)
         error = cudaMalloc((void **)&device, NUMBERS * n * sizeof *device);
     if (error) {
         cudaFreeHost(host);
-        cudaFreeHost(ids);
         return error;
     }
     cudaFreeHost(queue->batch_host);
-    cudaFreeHost(queue->ids_host);
     cudaFree(queue->batch_device);
     queue->batch_host = host;
-    queue->ids_host = ids;
+    queue->ids_host = host + NUMBERS * n;
+    queue->chain.ids = queue->ids_host + 2 * n;
+    queue->chain.position = queue->chain.ids + n;
+    queue->chain.slot = queue->chain.position + n;
     queue->batch_device = device;
     queue->batch_capacity = n;
     return cudaSuccess;
@@ -206,9 +208,10 @@ const int32_t *bml_cuda_tiles_device(const bml_queue *queue)
 static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
 {
     size_t n = (size_t)batch->n_tokens, n_rows = (size_t)batch->n_rows, most = pitch_of(batch);
+    bml_cuda_chain_begin(queue, batch);
     cudaError_t error = reserve_batch(queue, most);
     if (error)
-        return bml_cuda_fail(err, error, NUMBERS * most * sizeof(int32_t), "a batch");
+        return bml_cuda_fail(err, error, HOST_NUMBERS * most * sizeof(int32_t), "a batch");
     int32_t *host = queue->batch_host;
     memcpy(host, batch->token, n * sizeof *host);
     memcpy(host + most, batch->position, n * sizeof *host);
@@ -226,7 +229,9 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
     scratch = sums > scratch ? sums : scratch;
     if (scratch > queue->scratch_bytes) {
         char *memory = NULL;
-        error = cudaMalloc((void **)&memory, scratch);
+        error = cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
+        if (!error)
+            error = cudaMalloc((void **)&memory, scratch);
         if (error)
             return bml_cuda_fail(err, error, scratch, "the kernels' scratch memory");
         cudaFree(queue->scratch);
@@ -251,6 +256,20 @@ bml_cuda_batch bml_cuda_batch_of(bml_queue *queue)
     return (bml_cuda_batch){d, d + n, d + 2 * n, d + 3 * n, d + 8 * n};
 }
 
+bml_cuda_choice bml_cuda_choice_of(const bml_queue *queue, const bml_buffer *ids, int n_rows)
+{
+    bml_cuda_choice choice = {.ids = ids->data};
+    if (n_rows != queue->batch->n_rows)
+        return choice;
+    choice.host = queue->ids_host;
+    choice.pitch = (int)queue->batch_capacity;
+    if (queue->chain.followed) {
+        choice.token = queue->batch_device;
+        choice.position = choice.token + pitch_of(queue->batch);
+    }
+    return choice;
+}
+
 void bml_cuda_note(bml_queue *queue, cudaError_t error)
 {
     if (!queue->error)
@@ -259,8 +278,7 @@ void bml_cuda_note(bml_queue *queue, cudaError_t error)
 
 static bml_status end(bml_queue *queue, bml_error *err)
 {
-    cudaError_t error = cudaStreamSynchronize(queue->stream);
-    bml_cuda_note(queue, error);
+    bml_cuda_chain_end(queue);
     queue->batch = NULL;
     return queue->error ? bml_cuda_fail(err, queue->error, 0, "a pass") : BML_OK;
 }

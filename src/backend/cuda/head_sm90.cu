@@ -165,7 +165,7 @@ static __global__ __launch_bounds__(THREADS, 1) void head(const __grid_constant_
 }
 
 /* The best of each row's parts. */
-static __global__ void choose(int32_t *ids, int32_t *also, const candidate *parts, int n_parts)
+static __global__ void choose(bml_cuda_choice choice, const candidate *parts, int n_parts)
 {
     __shared__ candidate all[PART_THREADS / 32];
     candidate best = {-INFINITY, NO_ID};
@@ -180,9 +180,7 @@ static __global__ void choose(int32_t *ids, int32_t *also, const candidate *part
     if (threadIdx.x == 0) {
         for (int i = 1; i < PART_THREADS / 32; i++)
             best = better(best, all[i]);
-        ids[blockIdx.x] = best.id;
-        if (also)
-            also[blockIdx.x] = best.id;
+        give(choice, blockIdx.x, best.id);
     }
 }
 
@@ -241,8 +239,8 @@ cudaError_t bml_cuda_head_argmax(const bml_cuda_head *h, cudaStream_t stream)
     if (!error)
         error = bml_cuda_launch_within(kernel, dim3((unsigned)(n_clusters * n_blocks)), THREADS,
                                        n_blocks, bytes, SHARED, arguments, stream);
-    int32_t *ids = h->ids, *also = h->also;
-    void *chosen[] = {&ids, &also, &parts, &n_clusters};
+    bml_cuda_choice choice = h->choice;
+    void *chosen[] = {&choice, &parts, &n_clusters};
     return error ? error
                  : bml_cuda_launch((const void *)choose, dim3((unsigned)m), PART_THREADS, 1, 0,
                                    chosen, stream);

@@ -24,6 +24,7 @@ typedef struct shape {
 struct bml_cuda_graph {
     shape shape;           /* of the last decode step */
     cudaGraphExec_t graph; /* of such a step; NULL until it has come twice */
+    bool tried;            /* to make it, which may fail */
     uint64_t *seen;        /* [n_slots]: the pass that a slot was last in */
     uint64_t n_passes;
     int n_slots;
@@ -217,8 +218,7 @@ static void choose(pass *p, int n_valid)
                           .a = a->normed.data,
                           .w = p->w->lm_head.w.buffer.data,
                           .parts = a->logits.data,
-                          .ids = a->ids.data,
-                          .also = p->queue->ids_host};
+                          .choice = bml_cuda_choice_of(p->queue, &a->ids, n_rows)};
     if (p->batched && bml_cuda_takes_head(&head)) {
         norm(p, &p->w->ln_f, p->batch.row, n_rows, ahead_of(&p->w->lm_head, NULL));
         bml_cuda_note(p->queue, bml_cuda_head_argmax(&head, p->queue->stream));
@@ -259,6 +259,8 @@ static void enqueue(pass *p, int n_valid)
     int n = p->n_tokens, n_layer = p->w->config.n_layer;
     p->batched = p->alone && takes_batch(p);
     p->n_sums = 0;
+    /* The one kernel that starts when all before have ended: the last of them may have written the
+     * batch's arrays, which the kernels behind it read without waiting. */
     bml_cuda_embedding(p->queue, &a->x, &p->w->wte, &p->w->wpe);
     for (int i = 0; i < n_layer; i++) {
         const bml_layer_weights *l = &p->w->layers[i];
@@ -278,8 +280,6 @@ static cudaGraphExec_t capture(pass *p, int n_valid)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    if (p->queue->error) /* the pass has failed already */
-        return NULL;
     if (cudaStreamBeginCapture(p->queue->stream, cudaStreamCaptureModeThreadLocal)) {
         cudaGetLastError();
         return NULL;
@@ -306,8 +306,10 @@ static void step(pass *p, int n_valid)
     bool again = g->shape.n_tokens == now.n_tokens && g->shape.n_rows == now.n_rows &&
                  g->shape.n_valid == now.n_valid && g->shape.batch == now.batch &&
                  g->shape.ids == now.ids && g->shape.scratch == now.scratch;
-    if (again && !g->graph)
+    if (again && !g->tried && !queue->error) {
         g->graph = capture(p, n_valid);
+        g->tried = true;
+    }
     if (again && g->graph) {
         bml_cuda_note(queue, cudaGraphLaunch(g->graph, queue->stream));
         return;
@@ -316,6 +318,7 @@ static void step(pass *p, int n_valid)
         if (g->graph)
             cudaGraphExecDestroy(g->graph);
         g->graph = NULL;
+        g->tried = false;
         g->shape = now;
     }
     enqueue(p, n_valid);
@@ -342,15 +345,17 @@ void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
                      bml_kv_cache *cache, int n_valid)
 {
     pass p = {.queue = queue, .w = w, .a = a, .cache = cache, .n_tokens = queue->batch->n_tokens};
-    p.n_tiles =
-        bml_cuda_query_tiles(queue->batch, (bml_cuda_query_tile *)bml_cuda_tiles_host(queue));
-    p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
-    p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);
     if (!queue->graph)
         queue->graph = bml_calloc(1, sizeof *queue->graph);
     p.alone = queue->graph && (cache->head_dim == 64 || cache->head_dim == 128) &&
               p.n_tokens <= 65535 && /* what a grid can have along z */
               slots_differ(queue->graph, queue->batch, cache->n_slots);
+    if (!p.alone)
+        p.n_tiles =
+            bml_cuda_query_tiles(queue->batch, (bml_cuda_query_tile *)bml_cuda_tiles_host(queue));
+    p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
+    p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);
+    queue->chain.followed = p.alone && n_valid && queue->batch->n_rows == p.n_tokens;
     if (p.alone)
         step(&p, n_valid);
     else

@@ -55,8 +55,7 @@ void bml_cuda_softmax(bml_queue *queue, bml_buffer *x, int n_rows, int n_cols)
 }
 
 /* ALSO, which may be null, gets the ids too. */
-static __global__ void argmax(int32_t *ids, int32_t *also, const float *logits, int n_cols,
-                              int n_valid)
+static __global__ void argmax(bml_cuda_choice choice, const float *logits, int n_cols, int n_valid)
 {
     const float *xs = logits + (size_t)blockIdx.x * n_cols;
     __shared__ candidate all[32];
@@ -69,22 +68,17 @@ static __global__ void argmax(int32_t *ids, int32_t *also, const float *logits, 
         all[threadIdx.x / 32] = best;
     __syncthreads();
     best = best_of_warp(all[threadIdx.x % 32]);
-    if (threadIdx.x == 0) {
-        ids[blockIdx.x] = best.id;
-        if (also)
-            also[blockIdx.x] = best.id;
-    }
+    if (threadIdx.x == 0)
+        give(choice, blockIdx.x, best.id);
 }
 
 void bml_cuda_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
                      int n_cols, int n_valid)
 {
-    bool of_batch = n_rows == queue->batch->n_rows;
-    if (of_batch)
+    if (n_rows == queue->batch->n_rows)
         queue->ids = ids->data;
     argmax<<<n_rows, ARGMAX_THREADS, 0, queue->stream>>>(
-        (int32_t *)ids->data, of_batch ? queue->ids_host : nullptr, (const float *)logits->data,
-        n_cols, n_valid);
+        bml_cuda_choice_of(queue, ids, n_rows), (const float *)logits->data, n_cols, n_valid);
     launched(queue);
 }
 

@@ -1,0 +1,114 @@
+/* The host's side of going ahead; see chain.h. */
+#include "backend/cuda/cuda.h"
+
+#include <string.h>
+
+enum {
+    WAITING = -2,    /* in the place of an id that is not there yet */
+    WORTH = 32,      /* steps that save what one in vain costs, or more */
+    PATIENCE = 63,   /* at most */
+    LOOKS = 1 << 14, /* at an id, some 20 us, before the stream is asked whether it has failed */
+};
+
+int32_t *bml_cuda_chain_word(const bml_queue *queue, int r)
+{
+    size_t half = queue->chain.followed ? queue->batch->position[r] & 1 : 0;
+    return queue->ids_host + half * queue->batch_capacity + r;
+}
+
+/* Whether BATCH takes the tokens that the last pass chose. */
+static bool goes_on(const bml_cuda_chain *c, const bml_batch *batch)
+{
+    size_t bytes = (size_t)batch->n_tokens * sizeof(int32_t);
+    return c->followed && batch->n_tokens == c->next.n_tokens && batch->n_rows == c->next.n_rows &&
+           !memcmp(batch->token, c->ids, bytes) && !memcmp(batch->position, c->position, bytes) &&
+           !memcmp(batch->slot, c->slot, bytes);
+}
+
+void bml_cuda_chain_begin(bml_queue *queue, const bml_batch *batch)
+{
+    bml_cuda_chain *c = &queue->chain;
+    c->goes_on = goes_on(c, batch);
+    c->under_way = c->ahead;
+    c->followed = c->ahead = false;
+}
+
+/* Marks the ids of BATCH, a step of the chain, as not there yet. Nothing on the stream can still
+ * write them: of the two passes before, one has ended and the other has the other half. */
+static void expect(bml_queue *queue, const bml_batch *batch)
+{
+    for (int r = 0; r < batch->n_rows; r++)
+        queue->ids_host[(size_t)(batch->position[r] & 1) * queue->batch_capacity + (size_t)r] =
+            WAITING;
+}
+
+bool bml_cuda_chain_has(bml_queue *queue, int n_valid)
+{
+    bml_cuda_chain *c = &queue->chain;
+    c->goes_on = c->goes_on && n_valid == c->n_valid;
+    c->n_valid = n_valid;
+    if (c->goes_on) {
+        c->lasted++;
+        c->followed = c->under_way;
+        if (!c->under_way)
+            expect(queue, queue->batch);
+        return c->under_way;
+    }
+    if (c->under_way) /* in vain: a caller whose batches often change is given less often */
+        c->patience = c->lasted >= c->patience + WORTH ? 0
+                      : c->patience < PATIENCE         ? 2 * c->patience + 1
+                                                       : PATIENCE;
+    c->lasted = 0;
+    return false;
+}
+
+const bml_batch *bml_cuda_chain_next(bml_queue *queue, int n_ctx)
+{
+    bml_cuda_chain *c = &queue->chain;
+    const bml_batch *batch = queue->batch;
+    bool room = true;
+    if (!c->followed)
+        return NULL;
+    c->next = *batch;
+    c->next.token = NULL;
+    c->next.position = c->position;
+    c->next.slot = c->slot;
+    for (int t = 0; t < batch->n_tokens; t++) {
+        c->position[t] = batch->position[t] + 1;
+        room = room && c->position[t] < n_ctx;
+    }
+    memcpy(c->slot, batch->slot, (size_t)batch->n_tokens * sizeof *c->slot);
+    if (!room || !c->goes_on || c->lasted <= c->patience || queue->error)
+        return NULL;
+    expect(queue, &c->next);
+    return &c->next;
+}
+
+/* Waits for the ids of this pass while the one ahead runs. */
+static void await_ids(bml_queue *queue)
+{
+    for (int r = 0; r < queue->batch->n_rows; r++) {
+        const volatile int32_t *word = bml_cuda_chain_word(queue, r);
+        cudaError_t state = cudaErrorNotReady;
+        for (unsigned looks = 1; *word == WAITING && state == cudaErrorNotReady; looks++)
+            if (looks % LOOKS == 0)
+                state = cudaStreamQuery(queue->stream);
+        if (state && state != cudaErrorNotReady) {
+            bml_cuda_note(queue, state);
+            return;
+        }
+    }
+}
+
+void bml_cuda_chain_end(bml_queue *queue)
+{
+    bml_cuda_chain *c = &queue->chain;
+    if (c->ahead)
+        await_ids(queue);
+    else
+        bml_cuda_note(queue, cudaStreamSynchronize(queue->stream));
+    if (queue->error)
+        c->followed = false;
+    for (int r = 0; r < queue->batch->n_rows && queue->ids && !queue->error; r++)
+        c->ids[r] = *bml_cuda_chain_word(queue, r);
+}
