@@ -11,6 +11,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 
 enum { VOCAB = 8192, N = 150 };
 
@@ -355,6 +356,7 @@ typedef enum interruption {
     CUT_BACK,
     OTHER_TOKEN,
     OTHER_ORDER,
+    OTHER_SLOTS,
     FEWER,
     MORE,
     LOGITS,
@@ -373,7 +375,6 @@ static void interrupt(chain *c, interruption what)
     switch (what) {
     case CUT_BACK:
         chain_truncate(c, 0, 3);
-        c->batch[0].token = 4321;
         break;
     case OTHER_TOKEN:
         c->batch[n - 1].token = (c->batch[n - 1].token + 1) % VOCAB;
@@ -383,6 +384,12 @@ static void interrupt(chain *c, interruption what)
             bml_batch_token first = c->batch[i];
             c->batch[i] = c->batch[n - 1 - i];
             c->batch[n - 1 - i] = first;
+        }
+        break;
+    case OTHER_SLOTS: /* of the same lengths */
+        if (n > 7) {
+            c->batch[0].slot = 7;
+            c->batch[7].slot = 0;
         }
         break;
     case FEWER:
@@ -497,6 +504,53 @@ static void test_chain_ends(void **state)
             chain_truncate(&a, slot, 10);
         chain_steps(&a, 5);
         chain_end(&a);
+    }
+}
+
+typedef struct greedy_thread {
+    bml_session *session;
+    int n, steps;
+    int32_t ids[9]; /* the last step's */
+    bml_status status;
+} greedy_thread;
+
+static void *run_greedy(void *argument)
+{
+    greedy_thread *t = argument;
+    bml_batch_token batch[9];
+    bml_error error;
+    for (int i = 0; i < t->n; i++)
+        batch[i] = (bml_batch_token){100 + i, i, true};
+    for (int step = 0; step < t->steps && !t->status; step++) {
+        t->status = bml_session_eval_argmax(t->session, batch, (size_t)t->n, t->ids, &error);
+        for (int i = 0; i < t->n; i++)
+            batch[i].token = t->ids[i];
+    }
+    return NULL;
+}
+
+/* Chains of two sessions at the same time against each alone. */
+static void test_chains_in_threads(void **state)
+{
+    (void)state;
+    greedy_thread all[4] = {{0}};
+    pthread_t threads[2];
+    for (int i = 0; i < 4; i++) {
+        int n = i % 2 ? 9 : 1;
+        all[i] = (greedy_thread){.n = n, .steps = 300};
+        all[i].session = session_on(cuda[BML_WEIGHTS_BF16],
+                                    (bml_session_options){.n_slots = n, .kv_dtype = BML_BF16});
+    }
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_greedy, &all[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 2; i < 4; i++)
+        run_greedy(&all[i]);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(all[i].status, BML_OK);
+        assert_memory_equal(all[i].ids, all[i % 2].ids, sizeof all[i].ids);
+        bml_session_free(all[i].session);
     }
 }
 
@@ -631,7 +685,8 @@ int main(void)
         cmocka_unit_test(test_argmax),      cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_gpt2_greedy), cmocka_unit_test(test_variants),
         cmocka_unit_test(test_batches),     cmocka_unit_test(test_chains),
-        cmocka_unit_test(test_chain_ends),  cmocka_unit_test(test_patience),
+        cmocka_unit_test(test_chain_ends),  cmocka_unit_test(test_chains_in_threads),
+        cmocka_unit_test(test_patience),
     };
     bml_device *device;
     if (bml_backend_cuda()->open(&device, &err)) {
