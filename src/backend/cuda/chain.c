@@ -10,10 +10,15 @@ enum {
     LOOKS = 1 << 14, /* at an id, some 20 us, before the stream is asked whether it has failed */
 };
 
+/* Where the id of row R of a step goes. */
+static int32_t *word_of(const bml_queue *queue, const bml_batch *step, int r)
+{
+    return queue->ids_host + (size_t)(step->position[r] & 1) * queue->batch_capacity + r;
+}
+
 int32_t *bml_cuda_chain_word(const bml_queue *queue, int r)
 {
-    size_t half = queue->chain.followed ? queue->batch->position[r] & 1 : 0;
-    return queue->ids_host + half * queue->batch_capacity + r;
+    return queue->chain.followed ? word_of(queue, queue->batch, r) : queue->ids_host + r;
 }
 
 /* Whether BATCH takes the tokens that the last pass chose. */
@@ -33,13 +38,12 @@ void bml_cuda_chain_begin(bml_queue *queue, const bml_batch *batch)
     c->followed = c->ahead = false;
 }
 
-/* Marks the ids of BATCH, a step of the chain, as not there yet. Nothing on the stream can still
- * write them: of the two passes before, one has ended and the other has the other half. */
-static void expect(bml_queue *queue, const bml_batch *batch)
+/* Marks the ids of STEP, which goes on, as not there yet. Nothing on the stream can still write
+ * them: of the two passes before, one has ended and the other has the other half. */
+static void expect(const bml_queue *queue, const bml_batch *step)
 {
-    for (int r = 0; r < batch->n_rows; r++)
-        queue->ids_host[(size_t)(batch->position[r] & 1) * queue->batch_capacity + (size_t)r] =
-            WAITING;
+    for (int r = 0; r < step->n_rows; r++)
+        *word_of(queue, step, r) = WAITING;
 }
 
 bool bml_cuda_chain_has(bml_queue *queue, int n_valid)
