@@ -74,7 +74,7 @@ static double distance(const float *got, const float *wanted, size_t n_rows, siz
 static const double bounds[] = {[BML_WEIGHTS_F32] = 1e-4,
                                 [BML_WEIGHTS_BF16] = 3e-2,
                                 [BML_WEIGHTS_F16] = 4e-3,
-                                [BML_WEIGHTS_Q8] = 3e-2,
+                                [BML_WEIGHTS_Q8] = 5e-2,
                                 [BML_WEIGHTS_Q4] = 5e-2};
 
 static void test_logits(void **state)
