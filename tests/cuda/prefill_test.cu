@@ -196,6 +196,20 @@ template <typename T> static void test_products(bml_dtype type)
     product_case<T>(type, 4200, 1544, 800, BML_CUDA_RESIDUAL, BML_ACT_RELU, true, 8).run_all(true);
 }
 
+/* Sums so far below zero that their cubes are infinite: nothing is left of them. */
+template <typename T> static void test_far_sums(bml_dtype type)
+{
+    enum { M = 70, N = 192 };
+    product_case<T> far(type, M, N, 64, BML_CUDA_ACTIVATION, BML_ACT_GELU_TANH, true, 0);
+    float bias[N];
+    for (int i = 0; i < N; i++)
+        bias[i] = -powf(10, (float)(2 + i % 37));
+    CHECK(cudaMemcpy((void *)far.p.bias, bias, sizeof bias, cudaMemcpyHostToDevice));
+    for (int i = 0; i < M * N; i++)
+        far.reference[i] = 0;
+    far.run_all(true);
+}
+
 /* ---- attention ---- */
 
 template <typename T>
@@ -367,6 +381,7 @@ template <typename T> static void test_all(bml_dtype type)
     }
     test_attentions<T>(type);
     test_products<T>(type);
+    test_far_sums<T>(type);
 }
 
 int main(void)

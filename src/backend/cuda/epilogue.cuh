@@ -39,16 +39,11 @@ __device__ __forceinline__ float reciprocal_fast(float x)
     return y;
 }
 
-/* x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)). Two divisions share a reciprocal; the bound keeps the
- * product of their divisors finite, and is where the results have long become zero. */
-__device__ __forceinline__ void gelu_tanh(float &x, float &y)
+/* x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)): right also where the power is infinite. */
+__device__ __forceinline__ float gelu_tanh(float x)
 {
-    float a = x * (-2.3022082f - 0.1029432f * x * x), b = y * (-2.3022082f - 0.1029432f * y * y);
-    a = 1.f + exp2_fast(fminf(a, 60.f));
-    b = 1.f + exp2_fast(fminf(b, 60.f));
-    float both = reciprocal_fast(a * b);
-    x *= both * b;
-    y *= both * a;
+    float power = exp2_fast(x * (-2.3022082f - 0.1029432f * x * x));
+    return x * reciprocal_fast(1.f + power);
 }
 
 /* To a lane's COUNT blocks of 16 rows and 8 columns; BIAS has that of the first, and N in all. */
@@ -128,14 +123,13 @@ __device__ __forceinline__ void put32(const bml_cuda_product &p, int row, int co
     }
 }
 
-/* N sums, an even number. */
 template <int N> __device__ __forceinline__ void activate(float *d, bml_activation activation)
 {
     switch (activation) {
     case BML_ACT_GELU_TANH:
 #pragma unroll
-        for (int i = 0; i < N; i += 2)
-            gelu_tanh(d[i], d[i + 1]);
+        for (int i = 0; i < N; i++)
+            d[i] = gelu_tanh(d[i]);
         return;
     case BML_ACT_GELU_ERF:
 #pragma unroll
