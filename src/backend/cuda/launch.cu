@@ -11,6 +11,21 @@ cudaError_t bml_cuda_current_chip(bml_cuda_chip *chip)
     return error;
 }
 
+cudaError_t bml_cuda_allow_shared(const void *kernel, size_t bytes)
+{
+    /* Kernels of which the driver knows: asking it takes a good part of a launch. Two that share a
+     * place tell it again. */
+    static const void *known[256];
+    const void **place = known + (uintptr_t)kernel / 16 % 256;
+    if (bytes <= 48 << 10 || __atomic_load_n(place, __ATOMIC_RELAXED) == kernel)
+        return cudaSuccess;
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (!error)
+        __atomic_store_n(place, kernel, __ATOMIC_RELAXED);
+    return error;
+}
+
 cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,
                             size_t shared_bytes, void **arguments, cudaStream_t stream)
 {
@@ -26,9 +41,8 @@ cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int threads, i
     cudaError_t error = cudaGetDevice(&device);
     if (!error)
         error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (!error && most_bytes > 48 << 10)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)most_bytes);
+    if (!error)
+        error = bml_cuda_allow_shared(kernel, most_bytes);
     if (error)
         return error;
 

@@ -26,12 +26,15 @@ static inline int bml_cuda_divided_up(int n, int by)
     return (n + by - 1) / by;
 }
 
+/* Lets KERNEL have BYTES of shared memory, always as many: what a kernel may take is known to the
+ * whole process, and another thread may be about to launch it with more. */
+extern "C" cudaError_t bml_cuda_allow_shared(const void *kernel, size_t bytes);
+
 /* Starts KERNEL, which calls await_previous, in clusters of CLUSTER blocks along x. */
 extern "C" cudaError_t bml_cuda_launch(const void *kernel, dim3 grid, int threads, int cluster,
                                        size_t shared_bytes, void **arguments, cudaStream_t stream);
 
-/* The same of a kernel that takes up to MOST_BYTES, which never differs: what a kernel may take is
- * known to the whole process, and another thread may be about to launch it with more. */
+/* The same of a kernel that takes up to MOST_BYTES, which never differs. */
 extern "C" cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int threads,
                                               int cluster, size_t shared_bytes, size_t most_bytes,
                                               void **arguments, cudaStream_t stream);
