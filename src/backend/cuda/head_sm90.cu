@@ -103,6 +103,9 @@ static __global__ __launch_bounds__(THREADS, 1) void head(const __grid_constant_
                 }
             if (!waited)
                 load_a();
+            /* The block stays until nobody will arrive at its barriers any more. */
+            for (int i = 0; i < slots; i++, at.advance(slots))
+                barrier_wait(shared_address(empty + at.slot), at.parity ^ 1);
         }
         __syncwarp();
     } else {
@@ -158,7 +161,6 @@ static __global__ __launch_bounds__(THREADS, 1) void head(const __grid_constant_
                     better(first_half[row], best[h]);
         }
     }
-    cluster_meet(); /* no block leaves while another may still arrive at its barriers */
 #else
     __trap(); /* this code was built for another chip */
 #endif
@@ -190,55 +192,68 @@ static int cluster_for(int m)
     return m <= ROWS ? 1 : m <= 2 * ROWS ? 2 : MAX_CLUSTER;
 }
 
+static const void *kernel_for(bml_dtype type)
+{
+    return type == BML_F16 ? (const void *)head<__half> : (const void *)head<__nv_bfloat16>;
+}
+
+static size_t bytes_for(int k)
+{
+    int k_blocks = bml_cuda_divided_up(k, DEPTH);
+    return (size_t)k_blocks * A_BYTES + slots_beside(k_blocks) * SLOT_BYTES + 1024;
+}
+
+/* How many clusters the chip holds at once; none, where it has too few multiprocessors together. */
+static cudaError_t resident_clusters(int *n, const bml_cuda_head *h)
+{
+    const void *kernel = kernel_for(h->type);
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)cluster_for(h->m);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)cluster_for(h->m));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = bytes_for(h->k);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaError_t error = bml_cuda_allow_shared(kernel, SHARED);
+    return error ? error : cudaOccupancyMaxActiveClusters(n, kernel, &config);
+}
+
 bool bml_cuda_takes_head(const bml_cuda_head *h)
 {
     bml_cuda_chip chip;
-    return h->m > 0 && h->m <= MAX_CLUSTER * ROWS && h->n > 1 && h->k % 8 == 0 &&
-           bml_cuda_aligned(h->a) && bml_cuda_aligned(h->w) &&
-           slots_beside(bml_cuda_divided_up(h->k, DEPTH)) >= MIN_SLOTS &&
-           !bml_cuda_current_chip(&chip) && chip.major == 9;
-}
-
-/* How many clusters of N_BLOCKS the chip holds at once. */
-static cudaError_t resident_clusters(int *n, const void *kernel, int n_blocks, size_t bytes)
-{
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)n_blocks;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)n_blocks);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-    return error ? error : cudaOccupancyMaxActiveClusters(n, kernel, &config);
+    if (h->m <= 0 || h->m > MAX_CLUSTER * ROWS || h->n <= 1 || h->k % 8 != 0 ||
+        !bml_cuda_aligned(h->a) || !bml_cuda_aligned(h->w) ||
+        slots_beside(bml_cuda_divided_up(h->k, DEPTH)) < MIN_SLOTS ||
+        bml_cuda_current_chip(&chip) || chip.major != 9)
+        return false;
+    int n_clusters = 0;
+    if (cluster_for(h->m) == 1)
+        return true;
+    if (resident_clusters(&n_clusters, h))
+        cudaGetLastError(); /* which nobody else must find */
+    return n_clusters > 0;
 }
 
 cudaError_t bml_cuda_head_argmax(const bml_cuda_head *h, cudaStream_t stream)
 {
     CUtensorMap map_a, map_w;
-    int n_blocks = cluster_for(h->m);
-    uint64_t size_a[] = {(uint64_t)h->k, (uint64_t)h->m};
-    uint64_t size_w[] = {(uint64_t)h->k, (uint64_t)h->n};
+    int n_blocks = cluster_for(h->m), m = h->m, n = h->n, k = h->k, n_clusters = 0;
+    uint64_t size_a[] = {(uint64_t)k, (uint64_t)m}, size_w[] = {(uint64_t)k, (uint64_t)n};
     cudaError_t error = bml_cuda_tensor_map(&map_a, h->type, h->a, 2, size_a, size_a, ROWS);
     if (!error)
         error = bml_cuda_tensor_map(&map_w, h->type, h->w, 2, size_w, size_w, COLUMNS / n_blocks);
+    if (!error)
+        error = resident_clusters(&n_clusters, h);
     if (error)
         return error;
-    int k_blocks = bml_cuda_divided_up(h->k, DEPTH), m = h->m, n = h->n, k = h->k, n_clusters = 0;
-    size_t bytes = (size_t)k_blocks * A_BYTES + slots_beside(k_blocks) * SLOT_BYTES + 1024;
-    const void *kernel =
-        h->type == BML_F16 ? (const void *)head<__half> : (const void *)head<__nv_bfloat16>;
-    error = resident_clusters(&n_clusters, kernel, n_blocks, bytes);
     n_clusters = min(n_clusters, bml_cuda_divided_up(n, COLUMNS));
     candidate *parts = (candidate *)h->parts;
     void *arguments[] = {&map_a, &map_w, &parts, &m, &n, &k, &n_blocks};
-    if (!error)
-        error = bml_cuda_launch_within(kernel, dim3((unsigned)(n_clusters * n_blocks)), THREADS,
-                                       n_blocks, bytes, SHARED, arguments, stream);
+    error = bml_cuda_launch_within(kernel_for(h->type), dim3((unsigned)(n_clusters * n_blocks)),
+                                   THREADS, n_blocks, bytes_for(k), SHARED, arguments, stream);
     bml_cuda_choice choice = h->choice;
     void *chosen[] = {&choice, &parts, &n_clusters};
     return error ? error

@@ -74,7 +74,7 @@ static __device__ __forceinline__ void prefetch_rows(const bml_cuda_product &p, 
 /*
  * The sums of a split tile meet: each block lays its own into the ring, which is idle by now, and
  * takes from all what it finishes, every SPLIT-th unit of 32 columns. Returns these units, a bit
- * each; AT is the thread's first 16 bytes.
+ * each; AT is the thread's first 16 bytes. Leaves it to the caller to wait until all have read.
  */
 template <int COLUMNS, int CONSUMERS>
 static __device__ __forceinline__ uint32_t meet(float (&d)[COLUMNS / 2], uint32_t at, int rank,
@@ -105,6 +105,7 @@ static __device__ __forceinline__ uint32_t meet(float (&d)[COLUMNS / 2], uint32_
             }
         }
     }
+    cluster_arrive();
     return units;
 }
 
@@ -191,10 +192,15 @@ static __global__ __launch_bounds__(sizes<ROWS, COLUMNS>::THREADS,
                     load_box(a, &map_a, filled, k * DEPTH, first_row(tile));
                 }
             }
+            /* A pair's block stays until nobody will arrive at its barriers any more. */
+            for (int slot = 0; PAIR > 1 && slot < slots; slot++, at.advance(slots))
+                barrier_wait(empty + 8 * at.slot, at.parity ^ 1);
         }
         __syncwarp();
-        if (SPLITS && split > 1)
+        if (SPLITS && split > 1) {
             cluster_exchange();
+            cluster_arrive();
+        }
     } else {
         registers_grow<TURNS ? 240 : 232>();
         int group = warp / 4, thread = threadIdx.x % 128, row = warp % 4 * 16;
@@ -276,9 +282,8 @@ static __global__ __launch_bounds__(sizes<ROWS, COLUMNS>::THREADS,
         if (lane == 0)
             boxes_written();
     }
-    /* No block leaves while another may still arrive at its barriers or read its sums. */
-    if (PAIR * split > 1)
-        cluster_meet();
+    if (SPLITS && split > 1) /* no block leaves while another may read its sums */
+        cluster_wait();
 #else
     __trap(); /* this code was built for another chip */
 #endif

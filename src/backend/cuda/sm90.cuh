@@ -54,16 +54,29 @@ __device__ __forceinline__ uint32_t cluster_rank()
     return rank;
 }
 
-/* All threads of the cluster come here before any leaves. */
+/* All threads of the cluster come here before any leaves: for barriers, whose initialisation has a
+ * fence of its own. */
 __device__ __forceinline__ void cluster_meet()
 {
     asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
-/* The same, and what they wrote to shared memory before can be read after. */
+/* What all threads of the cluster did to shared memory before they arrived has been done when one
+ * has waited. */
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_exchange()
 {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
 }
 
 /* What block RANK of the cluster has at an address of this block's. */
