@@ -16,26 +16,43 @@
 
 /* What a graph depends on: whatever else a pass needs, its kernels read from the batch's arrays. */
 typedef struct shape {
-    int n_tokens, n_rows, n_valid;
+    bool alone;
+    int n_tokens, n_tiles, n_rows, n_valid;
+    size_t capacity;
     const void *batch, *ids; /* device memory of the arrays, and where ids go on the host */
     const void *scratch;
 } shape;
 
+/* A shape that came lately, and the graph of its passes when it has come twice. */
+typedef struct known_shape {
+    shape shape;
+    int n_passes;
+    cudaGraphExec_t graph; /* NULL also where it could not be made */
+    uint64_t last_pass;
+} known_shape;
+
+enum { KNOWN = 8 };
+
 struct bml_cuda_graph {
-    shape shape;           /* of the last decode step */
-    cudaGraphExec_t graph; /* of such a step; NULL until it has come twice */
-    bool tried;            /* to make it, which may fail */
-    uint64_t *seen;        /* [n_slots]: the pass that a slot was last in */
+    known_shape known[KNOWN];
+    uint64_t *seen; /* [n_slots]: the pass that a slot was last in */
     uint64_t n_passes;
     int n_slots;
 };
+
+static void forget(known_shape *known)
+{
+    if (known->graph)
+        cudaGraphExecDestroy(known->graph);
+    *known = (known_shape){0};
+}
 
 void bml_cuda_graph_free(bml_cuda_graph *g)
 {
     if (!g)
         return;
-    if (g->graph)
-        cudaGraphExecDestroy(g->graph);
+    for (int i = 0; i < KNOWN; i++)
+        forget(&g->known[i]);
     free(g->seen);
     free(g);
 }
@@ -205,7 +222,7 @@ static void attend(const pass *p, int layer)
                            : bml_cuda_attention16(&attention, p->queue->stream));
 }
 
-/* The ids of the rows' largest logits; of a batch without the logits. */
+/* The ids of the rows' largest logits, where they can be had without the logits; or these. */
 static void choose(pass *p, int n_valid)
 {
     bml_activations *a = p->a;
@@ -219,7 +236,7 @@ static void choose(pass *p, int n_valid)
                           .w = p->w->lm_head.w.buffer.data,
                           .parts = a->logits.data,
                           .choice = bml_cuda_choice_of(p->queue, &a->ids, n_rows)};
-    if (p->batched && bml_cuda_takes_head(&head)) {
+    if (bml_cuda_takes_head(&head)) {
         norm(p, &p->w->ln_f, p->batch.row, n_rows, ahead_of(&p->w->lm_head, NULL));
         bml_cuda_note(p->queue, bml_cuda_head_argmax(&head, p->queue->stream));
         return;
@@ -295,33 +312,45 @@ static cudaGraphExec_t capture(pass *p, int n_valid)
     return exec;
 }
 
-/* A decode step that comes a second time is worth a graph: its kernels are shorter than the time
- * that launching them takes. */
-static void step(pass *p, int n_valid)
+static bool same(const shape *a, const shape *b)
+{
+    return a->alone == b->alone && a->n_tokens == b->n_tokens && a->n_tiles == b->n_tiles &&
+           a->n_rows == b->n_rows && a->n_valid == b->n_valid && a->capacity == b->capacity &&
+           a->batch == b->batch && a->ids == b->ids && a->scratch == b->scratch;
+}
+
+/* What is known of a shape; if nothing is, in the place of what was not needed for longest. */
+static known_shape *find(bml_cuda_graph *g, const shape *wanted)
+{
+    known_shape *oldest = g->known;
+    for (known_shape *k = g->known; k < g->known + KNOWN; k++) {
+        if (same(&k->shape, wanted))
+            return k;
+        if (k->last_pass < oldest->last_pass)
+            oldest = k;
+    }
+    forget(oldest);
+    oldest->shape = *wanted;
+    return oldest;
+}
+
+/* The third pass of a shape is a graph, which is made while the second runs: launching a decode
+ * step's kernels takes longer than they do, and a prompt's follow each other faster in a graph. */
+static void run(pass *p, int n_valid)
 {
     bml_queue *queue = p->queue;
-    shape now = {p->n_tokens,         queue->batch->n_rows, n_valid,
-                 queue->batch_device, queue->ids_host,      queue->scratch};
-    bml_cuda_graph *g = queue->graph;
-    bool again = g->shape.n_tokens == now.n_tokens && g->shape.n_rows == now.n_rows &&
-                 g->shape.n_valid == now.n_valid && g->shape.batch == now.batch &&
-                 g->shape.ids == now.ids && g->shape.scratch == now.scratch;
-    if (again && !g->tried && !queue->error) {
-        g->graph = capture(p, n_valid);
-        g->tried = true;
-    }
-    if (again && g->graph) {
-        bml_cuda_note(queue, cudaGraphLaunch(g->graph, queue->stream));
+    shape wanted = {p->alone,      p->n_tokens,           p->n_tiles,          queue->batch->n_rows,
+                    n_valid,       queue->batch_capacity, queue->batch_device, queue->ids_host,
+                    queue->scratch};
+    known_shape *known = find(queue->graph, &wanted);
+    known->last_pass = queue->graph->n_passes;
+    if (known->graph) {
+        bml_cuda_note(queue, cudaGraphLaunch(known->graph, queue->stream));
         return;
     }
-    if (!again) {
-        if (g->graph)
-            cudaGraphExecDestroy(g->graph);
-        g->graph = NULL;
-        g->tried = false;
-        g->shape = now;
-    }
     enqueue(p, n_valid);
+    if (++known->n_passes == 2 && !queue->error)
+        known->graph = capture(p, n_valid);
 }
 
 /* Whether all tokens are of different slots, which is noted in SEEN. */
@@ -332,7 +361,6 @@ static bool slots_differ(bml_cuda_graph *g, const bml_batch *batch, int n_slots)
         g->seen = bml_calloc((size_t)n_slots, sizeof *g->seen);
         g->n_slots = g->seen ? n_slots : 0;
     }
-    g->n_passes++;
     bool differ = g->seen != NULL;
     for (int t = 0; t < batch->n_tokens && differ; t++) {
         differ = g->seen[batch->slot[t]] != g->n_passes;
@@ -347,6 +375,8 @@ void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
     pass p = {.queue = queue, .w = w, .a = a, .cache = cache, .n_tokens = queue->batch->n_tokens};
     if (!queue->graph)
         queue->graph = bml_calloc(1, sizeof *queue->graph);
+    if (queue->graph)
+        queue->graph->n_passes++;
     p.alone = queue->graph && (cache->head_dim == 64 || cache->head_dim == 128) &&
               p.n_tokens <= 65535 && /* what a grid can have along z */
               slots_differ(queue->graph, queue->batch, cache->n_slots);
@@ -356,8 +386,8 @@ void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
     p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);
     queue->chain.followed = p.alone && n_valid && queue->batch->n_rows == p.n_tokens;
-    if (p.alone)
-        step(&p, n_valid);
+    if (queue->graph)
+        run(&p, n_valid);
     else
         enqueue(&p, n_valid);
     if (n_valid && queue->batch->n_rows)

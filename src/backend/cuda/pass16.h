@@ -5,7 +5,7 @@
 
 #include "backend/cuda/cuda.h"
 
-/* What a queue keeps between passes: a decode step that comes again is a graph by then. */
+/* What a queue keeps between passes: one that comes again and again is a graph by then. */
 typedef struct bml_cuda_graph bml_cuda_graph;
 
 void bml_cuda_graph_free(bml_cuda_graph *graph);
