@@ -33,6 +33,7 @@ struct bml_queue {
      * memory, and its copy on the device, made when the first kernel asks for it. */
     int32_t *batch_host, *batch_device;
     size_t batch_capacity;
+    int n_tiles; /* of the tiles, when they are there: before the copy */
     bool batch_copied;
     /* Memory for kernels, grown by begin() and by nothing else, so that kernels cannot fail. */
     char *scratch;

@@ -158,9 +158,9 @@ static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, s
     return error ? bml_cuda_fail(err, error, bytes, "a copy from it") : BML_OK;
 }
 
-/* Numbers of a batch's arrays (four of each token), of its query tiles (four more) and its targets;
- * on the host also ids, two of each row, and what the chain notes of ids, positions and slots. */
-enum { NUMBERS = 9, HOST_NUMBERS = NUMBERS + 5 };
+/* Numbers of a batch's arrays, five of each token or row, and of query tiles, up to four more; on
+ * the host also ids, two of each row, and what the chain notes of ids, positions and slots. */
+enum { ARRAYS = 5, NUMBERS = ARRAYS + 4, HOST_NUMBERS = NUMBERS + 5 };
 
 /* Makes room for batches of N tokens or rows. */
 static cudaError_t reserve_batch(bml_queue *queue, size_t n)
@@ -197,12 +197,12 @@ static size_t pitch_of(const bml_batch *batch)
 
 int32_t *bml_cuda_tiles_host(bml_queue *queue)
 {
-    return queue->batch_host + 4 * pitch_of(queue->batch);
+    return queue->batch_host + ARRAYS * pitch_of(queue->batch);
 }
 
 const int32_t *bml_cuda_tiles_device(const bml_queue *queue)
 {
-    return queue->batch_device + 4 * pitch_of(queue->batch);
+    return queue->batch_device + ARRAYS * pitch_of(queue->batch);
 }
 
 static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err)
@@ -219,7 +219,7 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
     if (n_rows)
         memcpy(host + 3 * most, batch->row, n_rows * sizeof *host);
     if (n_rows && batch->target)
-        memcpy(host + 8 * most, batch->target, n_rows * sizeof *host);
+        memcpy(host + 4 * most, batch->target, n_rows * sizeof *host);
 
     /* Quantised activations, 64 int8 and a float32 scale a block; or, of a decoding batch, a
      * product's sums in parts: as many as floats for its inputs where these are 4 n_embd. */
@@ -239,6 +239,7 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
         queue->scratch_bytes = scratch;
     }
     queue->batch = batch;
+    queue->n_tiles = 0;
     queue->batch_copied = false;
     queue->ids = NULL;
     queue->error = cudaSuccess;
@@ -247,13 +248,13 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
 
 bml_cuda_batch bml_cuda_batch_of(bml_queue *queue)
 {
-    size_t n = pitch_of(queue->batch);
+    size_t n = pitch_of(queue->batch), numbers = ARRAYS * n + 4 * (size_t)queue->n_tiles;
     int32_t *d = queue->batch_device;
     if (!queue->batch_copied)
-        bml_cuda_note(queue, cudaMemcpyAsync(d, queue->batch_host, NUMBERS * n * sizeof *d,
+        bml_cuda_note(queue, cudaMemcpyAsync(d, queue->batch_host, numbers * sizeof *d,
                                              cudaMemcpyHostToDevice, queue->stream));
     queue->batch_copied = true;
-    return (bml_cuda_batch){d, d + n, d + 2 * n, d + 3 * n, d + 8 * n};
+    return (bml_cuda_batch){d, d + n, d + 2 * n, d + 3 * n, d + 4 * n};
 }
 
 bml_cuda_choice bml_cuda_choice_of(const bml_queue *queue, const bml_buffer *ids, int n_rows)

@@ -381,7 +381,7 @@ void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
               p.n_tokens <= 65535 && /* what a grid can have along z */
               slots_differ(queue->graph, queue->batch, cache->n_slots);
     if (!p.alone)
-        p.n_tiles =
+        p.n_tiles = queue->n_tiles =
             bml_cuda_query_tiles(queue->batch, (bml_cuda_query_tile *)bml_cuda_tiles_host(queue));
     p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
     p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);

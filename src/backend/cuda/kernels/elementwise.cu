@@ -1,5 +1,6 @@
 /* Kernels that sum nothing: embedding, qkv_split, kv_append, heads_merge, residual_add, gelu. */
 #include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/launch.cuh"
 
 enum { THREADS = 256 };
 
@@ -7,6 +8,7 @@ static __global__ void embedding(float *out, const char *wte, bml_weight_format 
                                  const char *wpe, bml_weight_format wpe_format, int n_embd,
                                  bml_cuda_batch batch)
 {
+    allow_next(); /* which reads weights before it waits */
     size_t t = blockIdx.x, token = batch.token[t], position = batch.position[t];
     for (int i = threadIdx.x; i < n_embd; i += blockDim.x)
         out[t * n_embd + i] = weight_at(wte, wte_format, n_embd, token, i) +
