@@ -168,43 +168,53 @@ bml_status bml_session_truncate(bml_session *s, int slot, int length, bml_error 
     return BML_OK;
 }
 
-/* Ids, slots and room of a whole batch, before anything runs. */
+/* Ids, slots and room of a whole batch, before anything runs. Tokens of one slot mostly come
+ * together, and are counted together. */
 static bml_status check_batch(bml_session *s, const bml_batch_token *batch, size_t n,
                               bml_error *err)
 {
     int vocab_size = s->model->weights.config.vocab_size;
     memcpy(s->planned, s->length, (size_t)s->cache.n_slots * sizeof *s->planned);
-    for (size_t i = 0; i < n; i++) {
-        if (batch[i].token < 0 || batch[i].token >= vocab_size)
+    for (size_t i = 0, first = 0; i < n; first = i) {
+        int slot = (int)batch[i].slot;
+        if (!slot_exists(s, slot))
             return bml_fail(err, BML_ERR_ARGUMENT,
-                            "token %zu of the batch has id %d; the model's ids are 0..%d", i,
-                            (int)batch[i].token, vocab_size - 1);
-        if (!slot_exists(s, batch[i].slot))
-            return bml_fail(err, BML_ERR_ARGUMENT,
-                            "token %zu of the batch is for slot %d; the session has 0..%d", i,
-                            (int)batch[i].slot, s->cache.n_slots - 1);
-        s->planned[batch[i].slot]++;
+                            "token %zu of the batch is for slot %d; the session has 0..%d", i, slot,
+                            s->cache.n_slots - 1);
+        for (; i < n && batch[i].slot == slot; i++)
+            if (batch[i].token < 0 || batch[i].token >= vocab_size)
+                return bml_fail(err, BML_ERR_ARGUMENT,
+                                "token %zu of the batch has id %d; the model's ids are 0..%d", i,
+                                (int)batch[i].token, vocab_size - 1);
+        s->planned[slot] += (int)(i - first);
     }
-    for (size_t i = 0; i < n; i++)
-        if (s->planned[batch[i].slot] > s->cache.n_ctx)
+    for (int slot = 0; slot < s->cache.n_slots; slot++)
+        if (s->planned[slot] > s->cache.n_ctx)
             return bml_fail(err, BML_ERR_CONTEXT,
-                            "slot %d would hold %d tokens; its context has room for %d",
-                            (int)batch[i].slot, s->planned[batch[i].slot], s->cache.n_ctx);
+                            "slot %d would hold %d tokens; its context has room for %d", slot,
+                            s->planned[slot], s->cache.n_ctx);
     return BML_OK;
+}
+
+static bool has_room(const bml_session *s, const bml_batch *pass, const bml_batch_token *next)
+{
+    return pass->n_tokens < s->chunk && (!next->want_logits || pass->n_rows < s->rows);
 }
 
 /* Takes tokens from the front of BATCH until a pass is full; s->planned counts positions. */
 static bml_batch next_pass(bml_session *s, const bml_batch_token *batch, size_t n)
 {
     bml_batch pass = {.token = s->token, .position = s->position, .slot = s->slot, .row = s->row};
-    for (size_t i = 0; i < n && pass.n_tokens < s->chunk; i++) {
-        if (batch[i].want_logits && pass.n_rows == s->rows)
-            break;
-        if (batch[i].want_logits)
-            s->row[pass.n_rows++] = pass.n_tokens;
-        s->token[pass.n_tokens] = batch[i].token;
-        s->slot[pass.n_tokens] = batch[i].slot;
-        s->position[pass.n_tokens++] = s->planned[batch[i].slot]++;
+    for (size_t i = 0; i < n && has_room(s, &pass, batch + i);) {
+        int32_t slot = batch[i].slot, position = s->planned[slot];
+        for (; i < n && batch[i].slot == slot && has_room(s, &pass, batch + i); i++) {
+            if (batch[i].want_logits)
+                s->row[pass.n_rows++] = pass.n_tokens;
+            s->token[pass.n_tokens] = batch[i].token;
+            s->slot[pass.n_tokens] = slot;
+            s->position[pass.n_tokens++] = position++;
+        }
+        s->planned[slot] = position;
     }
     return pass;
 }
