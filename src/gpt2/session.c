@@ -8,8 +8,8 @@
 #include <string.h>
 
 enum {
-    DEFAULT_CHUNK = 512, /* enough tokens to make the products compute-bound */
-    MAX_ROWS = 256,      /* bounds the logits: 51 MB for GPT-2's vocabulary */
+    DEFAULT_CHUNK = 1024, /* a prompt of GPT-2; half of it does not fill a large GPU */
+    MAX_ROWS = 256,       /* bounds the logits: 51 MB for GPT-2's vocabulary */
     MAX_SLOTS = 1 << 20
 };
 
