@@ -209,6 +209,36 @@ static void test_batches(void **state)
     }
 }
 
+/* Prompts of shapes that come again, and so are graphs, against the same that come first. */
+static void test_prompts(void **state)
+{
+    (void)state;
+    enum { SLOTS = 3, TIMES = 5, LONGEST = 150 };
+    static const int lengths[] = {LONGEST, 70};
+    static float again[VOCAB], first[VOCAB];
+    bml_session_options options = {.n_slots = SLOTS, .kv_dtype = BML_BF16};
+    bml_session *kept = session_on(cuda[BML_WEIGHTS_BF16], options);
+    for (int time = 0; time < TIMES; time++)
+        for (int i = 0; i < 2; i++) {
+            bml_session *fresh = session_on(cuda[BML_WEIGHTS_BF16], options);
+            bml_batch_token batch[LONGEST];
+            int32_t ids[LONGEST], got, wanted;
+            int n = lengths[i], slot = (time + i) % SLOTS;
+            random_ids(ids, LONGEST, (uint64_t)(10 * time + i));
+            for (int t = 0; t < n; t++)
+                batch[t] = (bml_batch_token){ids[t], slot, t + 1 == n};
+            ok(bml_session_truncate(kept, slot, 0, &err));
+            ok(bml_session_eval_argmax(kept, batch, (size_t)n, &got, &err));
+            ok(bml_session_eval_argmax(fresh, batch, (size_t)n, &wanted, &err));
+            assert_int_equal(got, wanted);
+            eval(kept, slot, &got, 1, 1, again); /* what is in the cache */
+            eval(fresh, slot, &got, 1, 1, first);
+            assert_true(distance(again, first, 1, VOCAB) <= 1e-5);
+            bml_session_free(fresh);
+        }
+    bml_session_free(kept);
+}
+
 /* Passes of one token, of tokens of one slot and of several against the kernels one by one; what
  * comes a second time may be a graph. */
 static void check_variant(const variant *v, bml_weight_format format, bml_dtype kv)
@@ -686,7 +716,7 @@ int main(void)
         cmocka_unit_test(test_gpt2_greedy), cmocka_unit_test(test_variants),
         cmocka_unit_test(test_batches),     cmocka_unit_test(test_chains),
         cmocka_unit_test(test_chain_ends),  cmocka_unit_test(test_chains_in_threads),
-        cmocka_unit_test(test_patience),
+        cmocka_unit_test(test_patience),    cmocka_unit_test(test_prompts),
     };
     bml_device *device;
     if (bml_backend_cuda()->open(&device, &err)) {
