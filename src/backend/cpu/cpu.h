@@ -30,7 +30,8 @@ struct bml_queue {
 };
 
 /* Row-major products pack panels of weights, up to BML_CPU_PANEL columns of half of the inputs,
- * into a thread's scratch: as many as fit this, or one. */
+ * into a thread's scratch: as many as fit this, or one; and twice that, as the next ones are packed
+ * while these are in use. */
 enum { BML_CPU_PACK_BYTES = 384 << 10, BML_CPU_PANEL = 32 };
 
 /* At most this many queries have their scores in a thread's scratch at a time. */

@@ -234,11 +234,11 @@ bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *er
      * as float32 and as int8, and its candidates for argmax. Sizes are those of a config, checked
      * when it was read: their sums and products fit easily. */
     size_t scratch = round_up(BML_CPU_QUERIES * (n_scores + BML_CPU_QUERIES) * sizeof(float));
-    size_t panel = round_up((width + 1) / 2 * BML_CPU_PANEL * sizeof(float));
-    if (scratch < BML_CPU_PACK_BYTES)
-        scratch = BML_CPU_PACK_BYTES;
-    if (scratch < panel)
-        scratch = panel;
+    size_t panels = round_up((width + 1) / 2 * BML_CPU_PANEL * sizeof(float));
+    if (panels < BML_CPU_PACK_BYTES)
+        panels = BML_CPU_PACK_BYTES;
+    if (scratch < 2 * panels)
+        scratch = 2 * panels;
     size_t own_quantized = round_up(BML_CPU_OWN_ROWS * width * sizeof(float)) + scratch;
     size_t best = own_quantized + BML_CPU_OWN_ROWS * bml_quant_row_bytes(width);
     size_t each = round_up(best + (size_t)batch->n_rows * sizeof(bml_best));

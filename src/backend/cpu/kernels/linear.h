@@ -36,7 +36,7 @@ static inline bml_linear_job bml_linear_job_of(float *out, const float *x, const
 }
 
 /* Columns begin..end of the job; both are multiples of the grain, or end is n_out. SCRATCH is the
- * thread's, BML_CPU_PACK_BYTES. */
+ * thread's. */
 void KERNEL(linear_cols)(const bml_linear_job *job, size_t begin, size_t end, float *scratch);
 size_t KERNEL(linear_grain)(const bml_weight *w);
 

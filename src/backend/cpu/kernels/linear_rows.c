@@ -8,8 +8,8 @@
  * the columns would be a piece of every row. Two ways through memory:
  *     stream   few tokens: W is read once, row by row, a few rows at a time in registers, and the
  *              outputs come and go from the nearest cache;
- *     blocked  many tokens: panels of W are packed (and widened) once, and register tiles of
- *              TILE_ROWS tokens x TILE_VECS vectors run over them.
+ *     blocked  many tokens: panels of W are packed (and widened) once, while those before are in
+ *              use, and register tiles of TILE_ROWS tokens x TILE_VECS vectors run over them.
  */
 #include "backend/cpu/kernels/linear.h"
 
@@ -26,8 +26,8 @@ enum {
     STREAM_VECS = 2,
     STREAM_WIDE = 4,    /* for one or two tokens: one row, this many vectors of it */
     AHEAD_BYTES = 8192, /* and memory is asked so far ahead */
-    AHEAD_ROWS = 32     /* the same for panels, which are pieces of rows: too short a stream for the
-                           processor's own prefetchers */
+    AHEAD_ROWS = 16     /* the same for panels, which are pieces of rows: too short a stream for the
+                            processor's own prefetchers */
 };
 _Static_assert((int)TILE_COLS <= (int)BML_CPU_PANEL, "scratch");
 
@@ -165,63 +165,134 @@ void KERNEL(linear_join)(const job *j, size_t begin, size_t end)
 
 /* ---- blocked ----------------------------------------------------------------------------------*/
 
-/* N_PANELS panels, W[row .. row+depth, col .. col+TILE_COLS] the first, as float32; zeros past the
- * last column of all. */
-static void pack_panels(const job *j, size_t row, size_t depth, size_t col, size_t n_panels,
-                        float *panels)
+/* Floats of a panel, and how many panels are packed at once: what fits, but always one. */
+static size_t panel_size(const job *j)
 {
-    bml_dtype dtype = j->w->dtype;
-    size_t row_bytes = j->n_out * bml_dtype_size(dtype);
-    const char *w = (const char *)j->w->buffer.data + row * row_bytes;
-    for (size_t i = 0; i < depth; i++, w += row_bytes, panels += TILE_COLS)
-        for (size_t v = 0; v < n_panels * TILE_VECS; v++) {
-            size_t at = col + v * VL;
-            int n = at >= j->n_out ? 0 : j->n_out - at < VL ? (int)(j->n_out - at) : VL;
-            vf packed = {0};
-            __builtin_prefetch(w + AHEAD_ROWS * row_bytes + at * bml_dtype_size(dtype));
-            if (n == VL)
-                packed = vf_load_as(dtype, w, at);
-            else if (n)
-                packed = vf_load_as_n(dtype, w, at, n);
-            vf_store(panels + v / TILE_VECS * depth * TILE_COLS + v % TILE_VECS * VL, packed);
-        }
+    return (j->n_in - j->n_in / 2) * TILE_COLS;
 }
 
-/* One half of up to ROWS tokens (n_rows of them real) x TILE_COLS outputs. */
-static inline __attribute__((always_inline)) void tile(const job *j, size_t rows, size_t n_rows,
-                                                       size_t token, int half, size_t row,
-                                                       size_t depth, size_t col, const float *panel)
+static size_t most_panels(const job *j)
+{
+    size_t fit = BML_CPU_PACK_BYTES / sizeof(float) / panel_size(j);
+    return fit ? fit : 1;
+}
+
+/* What is packed at once: a half of the inputs for some panels, from column COL on. */
+typedef struct piece {
+    size_t col, n_panels, row, depth;
+    int half;
+} piece;
+
+/* The N-th piece of columns begin..end; without panels behind the last. */
+static piece piece_at(const job *j, size_t begin, size_t end, size_t n)
+{
+    size_t most = most_panels(j), last;
+    piece p = {.col = begin + n / 2 * most * TILE_COLS, .half = n % 2};
+    if (p.col < end) {
+        size_t left = (end - p.col + TILE_COLS - 1) / TILE_COLS;
+        p.n_panels = left < most ? left : most;
+    }
+    inputs_of(j, p.half, &p.row, &last);
+    p.depth = last - p.row;
+    return p;
+}
+
+/* How far a piece is packed, counted in rows of single panels; all panels' first rows come first,
+ * so that W is read in the order of memory. */
+typedef struct packing {
+    const job *j;
+    piece p;
+    size_t done, n;
+    size_t meanwhile; /* so many may be packed by tiles: all, or none if columns are missing */
+    float *panels;    /* one behind the other */
+} packing;
+
+static packing begin_packing(const job *j, piece p, float *panels)
+{
+    size_t n = p.n_panels * p.depth;
+    bool whole = p.col + p.n_panels * TILE_COLS <= j->n_out;
+    return (packing){.j = j, .p = p, .n = n, .meanwhile = whole ? n : 0, .panels = panels};
+}
+
+/* Packs a row of a panel as float32, with zeros past the last column of all; WHOLE: none is
+ * missing. */
+static inline __attribute__((always_inline)) void pack_next(packing *k, bool whole)
+{
+    const job *j = k->j;
+    bml_dtype dtype = j->w->dtype;
+    size_t row = k->done / k->p.n_panels, panel = k->done % k->p.n_panels;
+    size_t col = k->p.col + panel * TILE_COLS, at = (k->p.row + row) * j->n_out + col;
+    const char *ahead =
+        (const char *)j->w->buffer.data + (at + AHEAD_ROWS * j->n_out) * bml_dtype_size(dtype);
+    float *to = k->panels + (panel * k->p.depth + row) * TILE_COLS;
+    FOR_EACH (v, TILE_VECS) {
+        size_t left = col + v * VL < j->n_out ? j->n_out - col - v * VL : 0;
+        vf packed = {0};
+        __builtin_prefetch(ahead + v * VL * sizeof(float));
+        if (whole || left >= VL)
+            packed = vf_load_as(dtype, j->w->buffer.data, at + v * VL);
+        else if (left)
+            packed = vf_load_as_n(dtype, j->w->buffer.data, at + v * VL, (int)left);
+        vf_store(to + v * VL, packed);
+    }
+    k->done++;
+}
+
+static void pack_rest(packing *k)
+{
+    while (k->done < k->n)
+        pack_next(k, false);
+}
+
+/*
+ * One half of ROWS tokens x TILE_COLS outputs; those before token FIRST are not wanted. Meanwhile
+ * the next piece is packed, a bit after each STEPS inputs: reading W would else wait for memory.
+ */
+static inline __attribute__((always_inline)) void tile(const job *j, size_t rows, size_t token,
+                                                       size_t first, const piece *p, size_t col,
+                                                       const float *panel, size_t steps,
+                                                       packing *next)
 {
     vf acc[TILE_ROWS][TILE_VECS];
-    const float *x[TILE_ROWS];
-    int n[TILE_VECS]; /* columns of each vector that exist */
+    size_t stride = j->n_in;
+    const float *x[TILE_ROWS / 3 + 1]; /* one for three rows: 12 pointers would not be registers */
+    int n[TILE_VECS];                  /* columns of each vector that exist */
+    FOR_EACH (g, (rows + 2) / 3)
+        x[g] = j->x + (token + 3 * g) * stride + p->row;
     FOR_EACH (v, TILE_VECS) {
         size_t at = col + v * VL;
         n[v] = at >= j->n_out ? 0 : j->n_out - at < VL ? (int)(j->n_out - at) : VL;
         vf start = {0};
-        if (half == 0 && j->bias && n[v])
+        if (p->half == 0 && j->bias && n[v])
             start = n[v] == VL ? vf_load(j->bias + at) : vf_load_n(j->bias + at, n[v]);
         FOR_EACH (r, rows)
             acc[r][v] = start;
     }
-    FOR_EACH (r, rows)
-        x[r] = j->x + (token + (r < n_rows ? r : n_rows - 1)) * j->n_in + row;
-    for (size_t i = 0; i < depth; i++, panel += TILE_COLS) {
-        vf w[TILE_VECS];
-        FOR_EACH (v, TILE_VECS)
-            w[v] = vf_load(panel + v * VL);
-        FOR_EACH (r, rows) {
-            vf xi = vf_set1(x[r][i]);
+    for (const float *end = panel + p->depth * TILE_COLS; panel < end;) {
+        const float *pause = panel + steps * TILE_COLS;
+        if (pause > end)
+            pause = end;
+        for (; panel < pause; panel += TILE_COLS) {
+            vf w[TILE_VECS];
             FOR_EACH (v, TILE_VECS)
-                acc[r][v] = vf_fma(xi, w[v], acc[r][v]);
+                w[v] = vf_load(panel + v * VL);
+            FOR_EACH (r, rows) {
+                vf xi = vf_set1(x[r / 3][r % 3 * stride]);
+                FOR_EACH (v, TILE_VECS)
+                    acc[r][v] = vf_fma(xi, w[v], acc[r][v]);
+            }
+            FOR_EACH (g, (rows + 2) / 3)
+                x[g]++;
         }
+        if (next->done < next->meanwhile)
+            pack_next(next, true);
     }
     FOR_EACH (r, rows)
         FOR_EACH (v, TILE_VECS) {
             float *out = j->out + (token + r) * j->n_out + col + v * VL;
-            if (r >= n_rows || !n[v])
+            if (token + r < first || !n[v])
                 continue;
-            if (half)
+            if (p->half)
                 bml_linear_finish(j, token + r, col + v * VL,
                                   (n[v] == VL ? vf_load(out) : vf_load_n(out, n[v])) + acc[r][v]);
             else if (n[v] == VL)
@@ -231,39 +302,45 @@ static inline __attribute__((always_inline)) void tile(const job *j, size_t rows
         }
 }
 
-static void all_tiles(const job *j, int half, size_t row, size_t depth, size_t col, size_t n_panels,
-                      const float *panels)
+/* A function of its own, so that the loops have all registers. */
+static __attribute__((noinline)) void any_tile(const job *j, size_t rows, size_t token,
+                                               size_t first, const piece *p, size_t col,
+                                               const float *panel, size_t steps, packing *next)
 {
-    for (size_t t = 0; t < j->n_tokens; t += TILE_ROWS) {
-        size_t n_rows = j->n_tokens - t < TILE_ROWS ? j->n_tokens - t : TILE_ROWS;
-        for (size_t p = 0; p < n_panels; p++) {
-            const float *panel = panels + p * depth * TILE_COLS;
-            size_t c = col + p * TILE_COLS;
-            if (n_rows > TILE_ROWS * 2 / 3)
-                tile(j, TILE_ROWS, n_rows, t, half, row, depth, c, panel);
-            else if (n_rows > TILE_ROWS / 3)
-                tile(j, TILE_ROWS * 2 / 3, n_rows, t, half, row, depth, c, panel);
-            else
-                tile(j, TILE_ROWS / 3, n_rows, t, half, row, depth, c, panel);
-        }
+    if (rows == TILE_ROWS)
+        tile(j, TILE_ROWS, token, first, p, col, panel, steps, next);
+    else if (rows == TILE_ROWS * 2 / 3)
+        tile(j, TILE_ROWS * 2 / 3, token, first, p, col, panel, steps, next);
+    else
+        tile(j, TILE_ROWS / 3, token, first, p, col, panel, steps, next);
+}
+
+static void all_tiles(const job *j, const piece *p, const float *panels, packing *next)
+{
+    size_t n = j->n_tokens, end, steps = (n + TILE_ROWS - 1) / TILE_ROWS;
+    for (size_t t = 0; t < n; t = end) {
+        size_t rows = n - t > TILE_ROWS * 2 / 3 && n >= TILE_ROWS ? TILE_ROWS
+                      : n - t > TILE_ROWS / 3                     ? TILE_ROWS * 2 / 3
+                                                                  : TILE_ROWS / 3;
+        size_t token = t + rows <= n ? t : n - rows; /* some once more, where fewer are left */
+        end = token + rows;
+        for (size_t i = 0; i < p->n_panels; i++)
+            any_tile(j, rows, token, t, p, p->col + i * TILE_COLS,
+                     panels + i * p->depth * TILE_COLS, steps, next);
     }
 }
 
-static void blocked(const job *j, size_t begin, size_t end, float *panels)
+static void blocked(const job *j, size_t begin, size_t end, float *scratch)
 {
-    size_t panel_bytes = (j->n_in - j->n_in / 2) * TILE_COLS * sizeof(float);
-    size_t most_panels = BML_CPU_PACK_BYTES / panel_bytes;
-    if (most_panels == 0)
-        most_panels = 1; /* the scratch has room for one of any model's width */
-    for (size_t col = begin; col < end; col += most_panels * TILE_COLS) {
-        size_t left = (end - col + TILE_COLS - 1) / TILE_COLS;
-        size_t n_panels = left < most_panels ? left : most_panels;
-        for (int half = 0; half < 2; half++) {
-            size_t row, last;
-            inputs_of(j, half, &row, &last);
-            pack_panels(j, row, last - row, col, n_panels, panels);
-            all_tiles(j, half, row, last - row, col, n_panels, panels);
-        }
+    float *other = scratch + most_panels(j) * panel_size(j);
+    packing now = begin_packing(j, piece_at(j, begin, end, 0), scratch);
+    pack_rest(&now);
+    for (size_t n = 1; now.p.n_panels; n++) {
+        packing next = begin_packing(j, piece_at(j, begin, end, n), other);
+        all_tiles(j, &now.p, now.panels, &next);
+        pack_rest(&next);
+        other = now.panels;
+        now = next;
     }
 }
 
