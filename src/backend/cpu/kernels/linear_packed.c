@@ -235,7 +235,10 @@ static inline __attribute__((always_inline)) void blocked_tiles(const job *j, so
 
 static void blocked(const job *j, size_t tile, size_t end, char *scratch)
 {
-    size_t most_tokens = TOKEN_BYTES / bml_quant_row_bytes(j->n_in) / MOST_TOKENS * MOST_TOKENS;
+    size_t fit = TOKEN_BYTES / bml_quant_row_bytes(j->n_in) + 1;
+    size_t n_blocks = (j->n_tokens + fit - 1) / fit; /* of about the same size */
+    size_t most_tokens = (j->n_tokens + n_blocks - 1) / n_blocks;
+    most_tokens = (most_tokens + MOST_TOKENS - 1) / MOST_TOKENS * MOST_TOKENS;
     if (most_tokens < BLOCKED_TOKENS)
         most_tokens = BLOCKED_TOKENS;
     piece p = {0};
