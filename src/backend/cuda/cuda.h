@@ -13,7 +13,7 @@ extern "C" {
 
 struct bml_device {
     int n_multiprocessors, capability; /* 90 for compute capability 9.0 */
-    bool cooperative;                  /* can hold a whole grid at once: some virtual GPUs cannot */
+    int n_clusters;                    /* of the one-launch step; 0: none, see decode.h */
     int shared_bytes;                  /* most shared memory that a block can have */
     size_t max_width;                  /* the most inputs that any of its weights has */
     bml_device *packer;                /* of the CPU backend, which quantises; NULL until needed */

@@ -1,754 +1,799 @@
 /*
- * The pass of one token as one launch: a block on every multiprocessor, all of them there from the
- * first layer to the last.
+ * The pass of one token as one launch: a block on nearly every multiprocessor, all of them there
+ * from the first layer to the last, in clusters of eight.
  *
- * Each block has its share of the rows of every matrix. One of its warps streams them through a
+ * Each block has its share of every matrix (decode_plan.h). One of its warps streams it through a
  * ring in shared memory, in the order of the pass, layers ahead of what is being computed: reading
- * weights never waits for activations (kernels/ring.cuh). The other warps compute. What one block
- * has to tell the others goes through a few buffers whose words say for themselves that they are
- * there (kernels/exchange.cuh): there is no barrier across blocks. Per layer:
+ * weights, or keys and values, never waits for activations (kernels/ring.cuh). The other warps
+ * compute. Within a cluster blocks send what they have to each other's shared memory
+ * (kernels/cluster.cuh). Clusters hand each other sums through global memory, in words that say for
+ * themselves that they are there (kernels/exchange.cuh); there is no barrier across clusters. Per
+ * layer, for a cluster with heads:
  *
- *   qkv      every block: norm of x; its rows of the product            -> exchange.qkv
- *   attend   a few blocks a head, each with a run of keys               -> exchange.heads
- *   project  every block: joins the runs; its rows of x += product      -> exchange.x[0]
- *   expand   every block: norm of x; its rows of activation(product)    -> exchange.hidden
- *   contract every block: its rows of x += product                      -> exchange.x[1]
+ *   x         every block sums up a part of x, all clusters' parts of it, and sends it to all; norm
+ *   qkv       rows of the cluster's heads; sent to all blocks of the cluster
+ *   attend    with many keys each block a run of them; what it gives is sent to all
+ *   project   columns of the cluster's heads, a share of the rows   -> parts of x
+ *   x         as above
+ *   expand    rows of the block's hidden units, which stay where they are
+ *   contract  columns of the same units: a part of every row, sent to the block that sums it up for
+ *             the cluster                                           -> parts of x
  *
- * and then the head, with the argmax of each block joined by the first one.
+ * So a layer waits twice for other clusters, where five products one after the other would have to
+ * five times. A cluster without heads has x, expand and contract.
  *
- * A buffer is written again one layer later. By then all have read it: nobody can have finished
- * the norm of exchange.x[0] before every block has written its rows of it, and so is past qkv and
- * heads; the same holds for exchange.x[1] and hidden.
+ * Parts are written again two layers later. By then all have read them: a layer's x needs what
+ * every cluster made of the layer before. The same holds for what is sent within a cluster, whose
+ * inboxes are used once a layer (x twice, but all blocks' parts of the second need the first).
+ *
+ * Every layer runs through nearly all of the code once, so that what counts is how many
+ * instructions a warp has, not what they do: warps do again what others do too where that saves a
+ * meeting, and each has its own inputs of a product, which it normalises for itself.
  */
-#include "backend/cuda/decode.cuh"
-
-#include "backend/cuda/kernels/ring.cuh"
+#include "backend/cuda/decode_fill.cuh"
+#include "backend/cuda/kernels/cluster.cuh"
+#include "backend/cuda/kernels/quad.cuh"
+#include "backend/cuda/kernels/softmax.cuh"
 
 #if __CUDA_ARCH__ >= 900
-
-/* ---- shared memory --------------------------------------------------------------------------- */
-
-struct shared {
-    activations a;
-    float *heads;       /* what attention gave, before it is joined */
-    float *partial;     /* [2][WARPS][TILE] */
-    float *states;      /* [WARPS][STATE] */
-    float *query;       /* [3][MAX_DIM]: q, and k and v of this token */
-    struct range *rows; /* of this block, of every product */
-    struct part *parts; /* [SPLITS units][SPLITS warps] */
-    uint32_t *warps;    /* [SPLITS units]: those that have the first unit, a bit each */
-    uint16_t *finish;   /* [N_MATRICES][ROWS]: those whose sums make a row, a bit each; 0: too many
-                           units for one go */
-    float2 *norms;      /* [2 * WARPS]: mean and squares of 64 elements each */
-};
 
 __device__ static void wait_for_warps(void)
 {
     asm volatile("bar.sync 1, %0;" ::"r"((int)COMPUTE) : "memory");
 }
 
-/* ---- the share of a block -------------------------------------------------------------------- */
+/* ---- the warps that compute ------------------------------------------------------------------ */
 
-struct range {
-    int begin, n;
+/* What comes from the cluster's other blocks: an mbarrier that arms itself for the next use. */
+struct inbox {
+    uint32_t barrier, bytes, round;
 
-    range() = default;
-    __device__ explicit range(unsigned n_rows)
-        : begin((int)(n_rows * blockIdx.x / gridDim.x)),
-          n((int)(n_rows * (blockIdx.x + 1) / gridDim.x) - begin)
+    __device__ void wait()
+    {
+        barrier_wait(barrier, round);
+        if (threadIdx.x == 0)
+            barrier_expect(barrier, bytes);
+        round ^= 1;
+    }
+};
+
+/* The widths that most of the arithmetic depends on, known when compiling; 0: not before, but no
+ * more than MAX_EMBD. */
+template <int N_EMBD> struct shape {
+    static constexpr int n_embd = N_EMBD, chunks = N_EMBD / CHUNK, head_dim = 64, most = N_EMBD;
+
+    __device__ explicit shape(const bml_cuda_plan &)
     {
     }
 };
 
-/* What a warp has of some units of work: part PART of N of one of them. */
-struct part {
-    uint8_t unit, part, n, unused;
-};
+template <> struct shape<0> {
+    static constexpr int most = MAX_EMBD;
+    int n_embd, chunks, head_dim;
 
-/* The run of keys that this block attends to; head < 0 for none. */
-struct run {
-    int head, split, begin, end;
-};
-
-__device__ static run run_of_block(const arguments &p)
-{
-    int n = p.n_head * p.n_splits;
-    int unit = (int)((blockIdx.x * n + gridDim.x - 1) / gridDim.x);
-    if (unit >= n || unit * gridDim.x / n != blockIdx.x)
-        return {-1, 0, 0, 0};
-    int split = unit % p.n_splits, begin = min(split * p.keys_of_split, p.position);
-    return {unit / p.n_splits, split, begin, min(begin + p.keys_of_split, p.position)};
-}
-
-/* ---- the warp that fills the ring ------------------------------------------------------------ */
-
-/*
- * The ring as the warp that fills it sees it. No more than a few stages are on their way at once,
- * what keeps the memory busy: more would only queue up, and what blocks tell each other would wait
- * in that queue.
- */
-struct filler {
-    ring next, oldest; /* that is on its way */
-    int on_their_way, most;
-
-    /* Waits until the next stage may be filled. */
-    __device__ void make_room()
+    __device__ explicit shape(const bml_cuda_plan &p)
+        : n_embd(p.n_embd), chunks(p.n_embd / CHUNK), head_dim(p.head_dim)
     {
-        if (on_their_way == most) {
-            barrier_wait(oldest.full_at(oldest.at), oldest.round);
-            oldest.next();
-        } else {
-            on_their_way++;
-        }
-        barrier_wait(next.empty_at(next.at), next.round ^ 1);
     }
 };
 
-template <bml_weight_format F>
-__device__ static void fill_rows(filler &f, const char *w, range mine, int n_in, slicing cut)
-{
-    typedef dot_format<F> format;
-    int lane = threadIdx.x % 32, n_blocks = n_in / format::block_inputs;
-    size_t row_bytes = bml_cuda_row_bytes(F, (size_t)n_in);
-    for (int row = 0; row < mine.n; row += TILE)
-        for (int b = 0; b < n_blocks; b += cut.blocks) {
-            size_t from = format::packed ? bml_cuda_scales_at(F, b) : (size_t)format::at(b);
-            size_t to = b + cut.blocks >= n_blocks ? row_bytes
-                        : format::packed           ? bml_cuda_scales_at(F, b + cut.blocks)
-                                                   : (size_t)format::at(b + cut.blocks);
-            uint32_t bytes = (uint32_t)(to - from);
-            int n = min(TILE, mine.n - row);
-            f.make_room();
-            ring &r = f.next;
-            if (lane == 0)
-                barrier_expect(r.full_at(r.at), bytes * n);
-            __syncwarp();
-            if (lane < n)
-                bulk_copy(r.stage() + lane * cut.pitch,
-                          w + (mine.begin + row + lane) * row_bytes + from, bytes, r.full_at(r.at),
-                          true);
-            r.next();
-        }
-}
+/* A block's shared memory, as its parts are called below. */
+struct memory_map {
+    float *x;        /* [n_embd], sent */
+    float *qkv;      /* [3 n_heads head_dim], sent */
+    float *states;   /* [n_heads][CLUSTER][head_dim + 8], sent: v, the largest score, the sum */
+    float *sums;     /* [CLUSTER][n_embd / CLUSTER], sent, where qkv and states are too */
+    float *few;      /* [n_heads head_dim], or the block's hidden units */
+    float *partial;  /* [MAX_TILES][PARTIAL] */
+    float *found;    /* [2048 / head_dim][head_dim + 8]; the head's second partial */
+    float *ends;     /* [2][32] largest scores and sums that belong to FOUND */
+    float *moments;  /* [WARPS][2] */
+    char *taken;     /* [WARPS][MAX_EACH][256] */
+    char *zeros;     /* [MAX_EACH][256] */
+    qkv_row *rows;   /* [TILE qkv_tiles] */
+    candidate *best; /* [WARPS] */
+};
 
-/* A stage of keys, then one of the same tokens' values. */
-__device__ static void fill_keys(filler &f, const arguments &p, const layer &l, run keys)
-{
-    size_t key_bytes = p.head_dim * (p.kv == BML_F32 ? 4 : 2);
-    size_t head = ((size_t)p.slot * p.n_head + keys.head) * p.n_ctx;
-    for (int key = keys.begin; key < keys.end; key += p.keys_of_stage)
-        for (int values = 0; values < 2; values++) {
-            uint32_t bytes = (uint32_t)(min(p.keys_of_stage, keys.end - key) * key_bytes);
-            f.make_room();
-            ring &r = f.next;
-            if (threadIdx.x % 32 == 0) {
-                barrier_expect(r.full_at(r.at), bytes);
-                bulk_copy(r.stage(), (values ? l.v : l.k) + (head + key) * key_bytes, bytes,
-                          r.full_at(r.at), false);
+/* What a warp does. */
+template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker : shape<N_EMBD> {
+    typedef unit_format<F> format;
+    using shape<N_EMBD>::n_embd;
+    using shape<N_EMBD>::chunks;
+    using shape<N_EMBD>::head_dim;
+    using shape<N_EMBD>::most;
+    /* At most: chunks of a warp, tiles of a slice, and of these a warp's. */
+    static constexpr int CHUNKS = (most / CHUNK + WARPS - 1) / WARPS;
+    static constexpr int SLICE = (most / TILE + CLUSTER - 1) / CLUSTER;
+    static constexpr int TILES = (SLICE + WARPS - 1) / WARPS;
+
+    const arguments &p;
+    const bml_cuda_plan &plan;
+    const bml_cuda_share &s;
+    const memory_map &m;
+    ring r;
+    inbox x_in, qkv_in, states_in, sums_in;
+    int warp, lane, quad, of4; /* quad, of this block's part of x: four lanes', and which lane */
+    uint32_t own_base, bases[2], peer_base; /* of shared memory: here, in blocks of4 and of4 + 4,
+                                               and in block WARP */
+    char *taken;                            /* the warp's */
+    float4 x;                               /* the quad's */
+
+    /* Of block RANK's slice of x: all have as many, or some one less. */
+    __device__ __forceinline__ int slice_tiles(int rank) const
+    {
+        if constexpr (N_EMBD % (TILE * CLUSTER) == 0 && N_EMBD > 0)
+            return SLICE;
+        return bml_cuda_slice_first(n_embd, rank + 1) - bml_cuda_slice_first(n_embd, rank);
+    }
+
+    /* Floats of all this block's slice, and where in x it begins. */
+    __device__ __forceinline__ int slice() const
+    {
+        return TILE * slice_tiles(s.rank);
+    }
+
+    __device__ __forceinline__ int slice_first() const
+    {
+        return TILE * s.slice_first;
+    }
+
+    __device__ __forceinline__ bool has_x() const
+    {
+        return quad < slice() / 4;
+    }
+
+    /* Whether the warp has an Ith chunk: every WARPSth is its. */
+    __device__ __forceinline__ bool has(int i) const
+    {
+        return N_EMBD && (i + 1) * WARPS <= most / CHUNK ? true : warp + i * WARPS < chunks;
+    }
+
+    /* Where most warps have one, all work on one, some on their first one again: waiting for each
+     * other costs more than the work. */
+    __device__ __forceinline__ bool works_on(int i) const
+    {
+        return N_EMBD && i * WARPS + WARPS / 2 <= most / CHUNK ? true : has(i);
+    }
+
+    __device__ __forceinline__ int chunk_at(int i) const
+    {
+        return has(i) ? i * WARPS * CHUNK : 0;
+    }
+
+    /* The warp has read N stages. */
+    __device__ __forceinline__ void release(int n)
+    {
+        __syncwarp();
+        if (lane < n)
+            barrier_arrive(r.empty_at(lane));
+        r.next(n);
+    }
+
+    /* ---- x ---- */
+
+    /* Sends the quad's x to all blocks of the cluster. */
+    __device__ __forceinline__ void share()
+    {
+        uint32_t at = shared_address(m.x + slice_first() + 4 * quad) - own_base;
+#pragma unroll
+        for (int i = 0; i < CLUSTER / 4; i++)
+            send_to(bases[i] + at, x, bases[i] + x_in.barrier - own_base);
+    }
+
+    __device__ __forceinline__ void embed()
+    {
+        if (has_x()) {
+            int i = slice_first() / 4 + quad;
+            int token = p.from ? max(*p.from, 0) : p.token; /* -1 fails the pass before */
+            x = add4(embedding_at(p.wte, p.wte_format, n_embd, token, i),
+                     embedding_at(p.wpe, p.wpe_format, n_embd, p.position, i));
+            if (s.n_heads)
+                share();
+        }
+        __syncwarp();
+    }
+
+    /* Adds what all clusters have of a product to x. */
+    __device__ __forceinline__ void add_product(int layer, int matrix, uint32_t use, bool to_all)
+    {
+        if (8 * warp >= slice() / 4)
+            return;
+        const float *constants =
+            p.vectors.data + layer * p.vectors.layer + slice_first() + 4 * quad;
+        const float *parts = parts_of(matrix == PROJECT ? p.out.project : p.out.contract, use);
+        int n_parts = matrix == PROJECT ? min(plan.n_head, plan.n_clusters) : plan.n_clusters;
+        float4 bias = {}, scale = make_float4(1, 1, 1, 1), sum = {};
+        if (has_x()) {
+            bias = __ldg((const float4 *)(constants + p.vectors.bias[matrix]));
+            if (F == BML_WEIGHTS_Q4)
+                scale = __ldg((const float4 *)(constants + p.vectors.row_scale[matrix]));
+            sum = get_sum(parts + 4 * of4 * n_embd + slice_first() + 4 * quad, n_embd,
+                          n_parts - 4 * of4, tag_of(use));
+        }
+        __syncwarp();
+        sum = sum_of_four(sum);
+        x = F == BML_WEIGHTS_Q4 ? fma4(scale, sum, add4(bias, x)) : add4(sum, add4(bias, x));
+        if (has_x() && to_all)
+            share();
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ float *parts_of(float *all, uint32_t use) const
+    {
+        return all + (use & 1) * n_embd * PARTS;
+    }
+
+    static __device__ __forceinline__ uint32_t tag_of(uint32_t use)
+    {
+        return use >> 1 & 1;
+    }
+
+    /* Waits for all of x, and gives the warp's chunks of its norm. */
+    template <class Format>
+    __device__ __forceinline__ void norm(typename Format::row_x (&out)[CHUNKS], int layer,
+                                         int which)
+    {
+        const float *weight = p.vectors.data + layer * p.vectors.layer + 2 * which * n_embd;
+        float2 w[CHUNKS], b[CHUNKS], v[CHUNKS];
+        int first = CHUNK * warp + 2 * lane;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i)) {
+                w[i] = __ldg((const float2 *)(weight + first + chunk_at(i)));
+                b[i] = __ldg((const float2 *)(weight + n_embd + first + chunk_at(i)));
             }
-            __syncwarp();
-            r.next();
-        }
-}
-
-template <bml_weight_format F, bml_weight_format HEAD>
-__device__ static void fill(ring &r, const arguments &p, const shared &s)
-{
-    run keys = run_of_block(p);
-    filler f = {r, r, 0, p.on_their_way};
-    int c = p.n_embd;
-    for (int i = 0; i < p.n_layer; i++) {
-        const layer &l = p.layers[i];
-        for (int m = 0; m < N_MATRICES; m++) {
-            if (m == PROJECT && keys.head >= 0)
-                fill_keys(f, p, l, keys);
-            fill_rows<F>(f, l.rows[m], s.rows[m], m == CONTRACT ? p.n_inner : c, p.layers_slicing);
-        }
-    }
-    if (p.want_row)
-        fill_rows<HEAD>(f, p.head, s.rows[N_MATRICES], c, p.head_slicing);
-}
-
-/* ---- products -------------------------------------------------------------------------------- */
-
-/* What a thread needs of a layer's vectors is asked for a phase ahead: the bias and the scale of
- * the row that it finishes, and four elements of a norm. */
-struct row_constants {
-    float bias, scale;
-
-    template <bml_weight_format F>
-    __device__ void load(const arguments &p, int layer, int m, range mine)
-    {
-        const float *at = p.vectors.data + layer * p.vectors.layer + mine.begin + threadIdx.x;
-        if ((int)threadIdx.x < mine.n) {
-            bias = at[p.vectors.bias[m]];
-            scale = F == BML_WEIGHTS_Q4 ? at[p.vectors.row_scale[m]] : 1;
-        }
-    }
-
-    __device__ float finish(float sum) const
-    {
-        return fmaf(sum, scale, bias);
-    }
-};
-
-struct norm_constants {
-    float4 weight, bias;
-
-    __device__ void load(const arguments &p, int layer, int which)
-    {
-        const float *at = p.vectors.data + layer * p.vectors.layer + 2 * which * p.n_embd;
-        if (4 * (int)threadIdx.x < p.n_embd) {
-            weight = ((const float4 *)at)[threadIdx.x];
-            bias = ((const float4 *)(at + p.n_embd))[threadIdx.x];
-        }
-    }
-};
-
-/* The warps, a bit each, whose sums over UNITS units from BEGUN on make a row. */
-__device__ static uint32_t warps_of_row(const shared &s, const product &m, int row, int begun,
-                                        int units)
-{
-    uint32_t warps = 0;
-    int from = max(row / TILE * m.n_slices - begun, 0);
-    int to = min((row / TILE + 1) * m.n_slices - begun, units);
-    for (int u = from; u < to; u++)
-        warps |= s.warps[units] << u;
-    return warps;
-}
-
-/*
- * This block's rows of a product with the activations in s.a. FINISH(row, sum) is called once for
- * every row by one thread: for row i of the block by thread i modulo ROWS. KNOWN are the warps that
- * make each row, if that is known.
- *
- * A stage, a tile's slice, is a unit of work; up to p.units of them are shared out, each to as many
- * warps as there are for it, and given back together.
- */
-template <bml_weight_format F, class Finish>
-__device__ static void multiply(ring &r, const arguments &p, const shared &s, const product &m,
-                                range mine, int pitch, const uint16_t *known, Finish finish)
-{
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parity = 0;
-    for (int first = 0; first < mine.n; first += m.rows_at_once) {
-        int n = min(m.rows_at_once, mine.n - first), n_stages = (n + TILE - 1) / TILE * m.n_slices;
-        int row = (threadIdx.x - first) % ROWS; /* of these, that this thread finishes */
-        bool finishes = threadIdx.x < ROWS && row < n;
-        float total = 0;
-        for (int begun = 0; begun < n_stages; begun += p.units, parity ^= 1) {
-            int units = min(p.units, n_stages - begun);
-            float *partial = s.partial + parity * WARPS * TILE;
-            part mine = s.parts[units * SPLITS + warp];
-            int slice = begun + mine.unit, at = r.at + mine.unit, wraps = at >= r.n_stages;
-            while (slice >= m.n_slices)
-                slice -= m.n_slices;
-            slice *= m.slice;
-            at -= wraps ? r.n_stages : 0;
-            const char *weights = r.stages + at * r.stage_bytes + lane / 4 * pitch;
-            int n_blocks = min(m.slice, m.n_blocks - slice);
-            typename dot_format<F>::sums sums;
-            barrier_wait(r.full_at(at), r.round ^ wraps);
-#pragma unroll 4
-            for (int b = mine.part; b < n_blocks; b += mine.n)
-                dot_format<F>::add(sums, weights, b, slice, s.a, p.levels);
-            dot_format<F>::put(sums, partial + warp * TILE);
-            wait_for_warps();
-            if (threadIdx.x >= COMPUTE - units) { /* all have read them */
-                int done = r.at + COMPUTE - 1 - threadIdx.x;
-                barrier_arrive(r.empty_at(done < r.n_stages ? done : done - r.n_stages));
+        x_in.wait();
+        /* Deviations from any element have no more than sqrt(n_embd) deviations to cancel. */
+        float pivot = m.x[0], sum = 0, squares = 0;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i)) {
+                float2 u = *(const float2 *)(m.x + first + chunk_at(i));
+                v[i] = make_float2(u.x - pivot, u.y - pivot);
+                sum += has(i) ? v[i].x + v[i].y : 0;
+                squares += has(i) ? fmaf(v[i].x, v[i].x, v[i].y * v[i].y) : 0;
             }
-            r.skip(units);
-            if (finishes) { /* the slices of its tile that are among the units */
-                uint32_t warps = known ? known[row] : 0;
-                if (!warps)
-                    warps = warps_of_row(s, m, row, begun, units);
 #pragma unroll
-                for (int w = 0; w < WARPS; w++)
-                    total += warps >> w & 1 ? partial[w * TILE + row % TILE] : 0;
-            }
+        for (int step = 16; step; step /= 2) {
+            sum += __shfl_xor_sync(~0u, sum, step);
+            squares += __shfl_xor_sync(~0u, squares, step);
         }
-        if (finishes)
-            finish(mine.begin + first + row, total);
-    }
-}
-
-/* ---- activations ----------------------------------------------------------------------------- */
-
-/* Mean and summed squared deviations of N numbers; join() is Chan's: nothing cancels. */
-struct moments {
-    float mean, squares;
-
-    __device__ void join(float other_mean, float other_squares, float n)
-    {
-        float apart = other_mean - mean;
-        squares += other_squares + apart * apart * (n / 2);
-        mean += apart / 2;
-    }
-};
-
-/* Keeps the norm of x for a product; thread i has elements 4i .. 4i + 3 in V. */
-template <bml_weight_format F>
-__device__ static void keep_norm(const arguments &p, const shared &s, float4 v,
-                                 const norm_constants &k)
-{
-    /* Half a warp has 64 elements, all of them or none. */
-    int i = threadIdx.x, n_halves = p.n_embd / 64;
-    moments own;
-    own.mean = 0.25f * (v.x + v.y + v.z + v.w);
-    float4 d = make_float4(v.x - own.mean, v.y - own.mean, v.z - own.mean, v.w - own.mean);
-    own.squares = d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w;
-#pragma unroll
-    for (int step = 1; step < 16; step *= 2)
-        own.join(__shfl_xor_sync(~0u, own.mean, step), __shfl_xor_sync(~0u, own.squares, step),
-                 4.0f * step);
-    if (i % 16 == 0)
-        s.norms[i / 16] = make_float2(own.mean, own.squares);
-    wait_for_warps();
-    float mean = 0, squares = 0;
-#pragma unroll 4
-    for (int h = 0; h < n_halves; h++)
-        mean += s.norms[h].x;
-    mean *= p.inverse_halves;
-#pragma unroll 4
-    for (int h = 0; h < n_halves; h++) {
-        float apart = s.norms[h].x - mean;
-        squares += s.norms[h].y + 64 * apart * apart;
-    }
-    float scale = rsqrtf(squares * p.inverse_embd + p.epsilon);
-    if (4 * i < p.n_embd)
-        dot_format<F>::keep(s.a, i,
-                            make_float4(fmaf((v.x - mean) * scale, k.weight.x, k.bias.x),
-                                        fmaf((v.y - mean) * scale, k.weight.y, k.bias.y),
-                                        fmaf((v.z - mean) * scale, k.weight.z, k.bias.z),
-                                        fmaf((v.w - mean) * scale, k.weight.w, k.bias.w)));
-    wait_for_warps();
-}
-
-/* Elements 4i .. 4i + 3 of a row of an embedding. */
-__device__ static float4 embedding_at(const char *rows, bml_weight_format format, int n_embd,
-                                      int row, int i)
-{
-    const char *at = rows + row * bml_cuda_row_bytes(format, (size_t)n_embd);
-    if (format == BML_WEIGHTS_F32)
-        return ((const float4 *)at)[i];
-    if (format == BML_WEIGHTS_Q8)
-        return make_float4(weight_at(rows, format, n_embd, row, 4 * i),
-                           weight_at(rows, format, n_embd, row, 4 * i + 1),
-                           weight_at(rows, format, n_embd, row, 4 * i + 2),
-                           weight_at(rows, format, n_embd, row, 4 * i + 3));
-    uint2 v = ((const uint2 *)at)[i];
-    if (format == BML_WEIGHTS_BF16)
-        return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
-                           __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
-    float2 low = __half22float2(*(const __half2 *)&v.x),
-           high = __half22float2(*(const __half2 *)&v.y);
-    return make_float4(low.x, low.y, high.x, high.y);
-}
-
-/* ---- attention ------------------------------------------------------------------------------- */
-
-__device__ static float to_cache_and_back(float x, bml_dtype kv)
-{
-    return kv == BML_F32    ? x
-           : kv == BML_BF16 ? __bfloat162float(__float2bfloat16(x))
-                            : __half2float(__float2half(x));
-}
-
-__device__ static void store_cached(char *to, size_t i, float x, bml_dtype kv)
-{
-    if (kv == BML_F32)
-        ((float *)to)[i] = x;
-    else if (kv == BML_BF16)
-        ((__nv_bfloat16 *)to)[i] = __float2bfloat16(x);
-    else
-        ((__half *)to)[i] = __float2half(x);
-}
-
-/* Elements 8i .. 8i + 7. */
-__device__ static void load_cached(float out[8], const char *from, int i, bml_dtype kv)
-{
-    if (kv == BML_F32) {
-        *(float4 *)out = ((const float4 *)from)[2 * i];
-        *(float4 *)(out + 4) = ((const float4 *)from)[2 * i + 1];
-        return;
-    }
-    uint4 v = ((const uint4 *)from)[i];
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float2 f = kv == BML_BF16 ? make_float2(__uint_as_float(words[j] << 16),
-                                                __uint_as_float(words[j] & 0xffff0000u))
-                                  : __half22float2(*(const __half2 *)&words[j]);
-        out[2 * j] = f.x;
-        out[2 * j + 1] = f.y;
-    }
-}
-
-/* A softmax on its way: the largest score, the sum of exp(score - max), and of that times v. */
-struct state {
-    float max, sum, v[8];
-
-    __device__ void add(float score, const float value[8])
-    {
-        float top = larger(max, score), before = max == -INFINITY ? 0 : __expf(max - top);
-        float p = __expf(score - top);
-        max = top;
-        sum = fmaf(sum, before, p);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = fmaf(v[i], before, p * value[i]);
-    }
-
-    /* Joins with the state that the lane STEP away has. */
-    __device__ void join(int step)
-    {
-        float other = __shfl_xor_sync(~0u, max, step), top = larger(max, other);
-        float mine = max == -INFINITY ? 0 : __expf(max - top);
-        max = top;
-        sum *= mine;
-        sum += __shfl_xor_sync(~0u, sum, step);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            v[i] *= mine;
-            v[i] += __shfl_xor_sync(~0u, v[i], step);
-        }
-    }
-};
-
-/* q.k, of which each of LANES lanes has eight products. */
-__device__ static float score_of(const float q[8], const float k[8], int lanes)
-{
-    float score = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        score = fmaf(q[j], k[j], score);
-    for (int step = lanes / 2; step; step /= 2)
-        score += __shfl_xor_sync(~0u, score, step);
-    return score;
-}
-
-/* One run of keys of one head: waits for the token's q, k and v, stores k and v, and hands out the
- * run's state. Eight elements of a key to a lane. */
-__device__ static void attend(ring &r, const arguments &p, const shared &s, const layer &l,
-                              run keys, uint32_t tag)
-{
-    int d = p.head_dim, lanes = 1 << p.lanes_log2, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int part = lane & (lanes - 1), i = threadIdx.x;
-    if (4 * i < 3 * d) {
-        int which = (4 * i >= d) + (4 * i >= 2 * d), at = 4 * i - which * d;
-        float4 v = get(p.out.qkv + which * p.n_embd + keys.head * d + at, tag);
-        if (which) {
-            v = make_float4(to_cache_and_back(v.x, p.kv), to_cache_and_back(v.y, p.kv),
-                            to_cache_and_back(v.z, p.kv), to_cache_and_back(v.w, p.kv));
-        }
-        *(float4 *)(s.query + which * MAX_DIM + at) = v;
-    }
-    wait_for_warps();
-    bool last = keys.split == p.n_splits - 1; /* which has this token's own key */
-    if (last && i >= COMPUTE - d) {
-        int e = i - (COMPUTE - d);
-        size_t at = (((size_t)p.slot * p.n_head + keys.head) * p.n_ctx + p.position) * d + e;
-        store_cached(l.k, at, s.query[MAX_DIM + e], p.kv);
-        store_cached(l.v, at, s.query[2 * MAX_DIM + e], p.kv);
-    }
-
-    state own = {-INFINITY, 0, {}};
-    float q[8];
-    load_cached(q, (const char *)s.query, part, BML_F32);
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        q[j] *= l.scale;
-    size_t key_bytes = d * (p.kv == BML_F32 ? 4 : 2);
-    int each = 32 >> p.lanes_log2,
-        key_of_lane = lane >> p.lanes_log2; /* a warp takes EACH keys at once */
-    if (last && warp == WARPS - 1) {
-        float kk[8], vv[8];
-        load_cached(kk, (const char *)(s.query + MAX_DIM), part, BML_F32);
-        load_cached(vv, (const char *)(s.query + 2 * MAX_DIM), part, BML_F32);
-        float score = score_of(q, kk, lanes);
-        if (lane < lanes)
-            own.add(score, vv);
-    }
-    for (int first = keys.begin; first < keys.end; first += p.keys_of_stage) {
-        const char *k = r.stage();
-        uint32_t k_full = r.full_at(r.at), k_empty = r.empty_at(r.at);
-        uint32_t k_round = r.round;
-        r.next();
-        const char *v = r.stage();
-        int m = min(p.keys_of_stage, keys.end - first);
-        barrier_wait(k_full, k_round);
-        barrier_wait(r.full_at(r.at), r.round);
-        for (int at = warp * each; at < m; at += WARPS * each) {
-            int key = at + key_of_lane;
-            float kk[8], vv[8];
-            load_cached(kk, k + min(key, m - 1) * key_bytes, part, p.kv);
-            load_cached(vv, v + min(key, m - 1) * key_bytes, part, p.kv);
-            float score = score_of(q, kk, lanes);
-            if (key < m)
-                own.add(score, vv);
-        }
+        if (lane == 0)
+            ((float2 *)m.moments)[warp] = make_float2(sum, squares);
         wait_for_warps();
-        if (i == 0) {
-            barrier_arrive(k_empty);
-            barrier_arrive(r.empty_at(r.at));
+        sum = squares = 0;
+#pragma unroll
+        for (int i = 0; i < WARPS / 2; i++) {
+            float4 two = ((const float4 *)m.moments)[i];
+            sum += two.x + two.z;
+            squares += two.y + two.w;
         }
-        r.next();
-    }
-    for (int step = lanes; step < 32; step *= 2)
-        own.join(step);
-    float *mine = s.states + warp * STATE;
-    if (lane < lanes) {
+        float mean = sum * p.inverse_embd;
+        float variance = squares * p.inverse_embd - mean * mean;
+        float scale = rsqrtf((variance < 0 ? 0 : variance) + p.epsilon);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            mine[8 * part + j] = own.v[j];
-        mine[MAX_DIM] = own.max;
-        mine[MAX_DIM + 1] = own.sum;
-    }
-    wait_for_warps();
-    if (i < (d + 4 + 31) / 32 * 32) { /* the sums are against a maximum that can carry the tag */
-        float own_max = lane < WARPS ? s.states[lane * STATE + MAX_DIM] : -INFINITY, top = own_max;
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i)) {
+                v[i] = make_float2(fmaf((v[i].x - mean) * scale, w[i].x, b[i].x),
+                                   fmaf((v[i].y - mean) * scale, w[i].y, b[i].y));
+                Format::keep(out[i], taken + i * 256, v[i]);
+            }
+        __syncwarp();
+        const char *share = Format::share_of(taken, m.zeros);
 #pragma unroll
-        for (int step = 16; step; step /= 2)
-            top = larger(top, __shfl_xor_sync(~0u, top, step));
-        top = tagged(top, tag);
-        float weight = own_max == -INFINITY ? 0 : __expf(own_max - top), total = 0;
-        const float *column = s.states + (i < d ? i : MAX_DIM + 1);
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i))
+                Format::take(out[i], share + i * 256);
+    }
+
+    /* ---- products ---- */
+
+    /* What the warp has of N tiles of rows goes to PARTIAL. */
+    template <class Format>
+    __device__ __forceinline__ void sum_rows(const typename Format::row_x (&v)[CHUNKS], int n,
+                                             float *partial)
+    {
+        constexpr int group = together_for(N_EMBD), first = Format::unit.first_bytes,
+                      second = Format::unit.second_bytes;
+        float *to = partial + warp * TILE + lane / 2;
+#pragma unroll 1
+        for (int tile = 0; tile < n; tile += group, to += group * PARTIAL) {
+            typename Format::sums sum[group];
+            const char *units[group][2];
+            bool all = group == 1 || tile + 1 < n;
+#pragma unroll
+            for (int j = 0; j < group; j++) {
+                int place = j && all ? 2 : 0; /* what is not there is the first one again */
+                units[j][0] = r.stage_at(place) + warp * first;
+                units[j][1] = r.stage_at(place + 1) + warp * second;
+            }
+            barrier_wait(r.full_now(), r.round);
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++)
+                if (has(i))
+#pragma unroll
+                    for (int j = 0; j < group; j++)
+                        Format::add_row(sum[j], units[j][0] + i * WARPS * first,
+                                        units[j][1] + i * WARPS * second, v[i], p.levels);
+            release(all ? 2 * group : 2);
+#pragma unroll
+            for (int j = 0; j < group; j++) {
+                float2 two = sum[j].result();
+                if (lane % 4 == 0 && (j == 0 || all))
+                    *(float2 *)(to + j * PARTIAL) = two;
+            }
+        }
+    }
+
+    /* Row ROW of those in PARTIAL. */
+    __device__ __forceinline__ float row_of(const float *partial, int row) const
+    {
+        const float *at = partial + row / TILE * PARTIAL + row % TILE;
+        float sum = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++)
-            total = fmaf(__shfl_sync(~0u, weight, w), column[w * STATE], total);
-        float *to = p.out.heads + (keys.head * p.n_splits + keys.split) * (d + 4);
-        /* d: the sum; d + 2 and d + 3 only fill up */
-        if (i < d + 4)
-            put(to + i, i == d + 1 ? top : total, tag);
+            sum += at[w * TILE];
+        return sum;
     }
-}
 
-/* Waits for all runs of all heads, and keeps what they give together. */
-template <bml_weight_format F>
-__device__ static void keep_heads(const arguments &p, const shared &s, uint32_t tag)
-{
-    int d = p.head_dim, pitch = d + 4, n = p.n_head * p.n_splits * pitch, i = threadIdx.x;
-    use_all<QUADS>(p.out.heads, n / 4, i, COMPUTE, tag,
-                   [&](int at, float4 v) { ((float4 *)s.heads)[at] = v; });
-    wait_for_warps();
-    if (4 * i < p.n_embd) {
-        int head = 4 * i >> (p.lanes_log2 + 3);
-        const float *runs = s.heads + head * p.n_splits * pitch;
-        float top = -INFINITY, sum = 0;
-        for (int run = 0; run < p.n_splits; run++)
-            top = larger(top, runs[run * pitch + d + 1]);
-        float4 total = make_float4(0, 0, 0, 0);
-        for (int run = 0; run < p.n_splits; run++) {
-            const float *one = runs + run * pitch;
-            float weight = __expf(one[d + 1] - top);
-            float4 v = *(const float4 *)(one + (4 * i & (d - 1)));
-            sum = fmaf(weight, one[d], sum);
-            total = make_float4(fmaf(weight, v.x, total.x), fmaf(weight, v.y, total.y),
-                                fmaf(weight, v.z, total.z), fmaf(weight, v.w, total.w));
+    /* Of a product's output, whose bias is at BIAS in a layer's vectors. */
+    __device__ __forceinline__ float complete(float sum, float bias, int layer, int matrix,
+                                              int row) const
+    {
+        if (F == BML_WEIGHTS_Q4)
+            return fmaf(
+                sum,
+                __ldg(p.vectors.data + layer * p.vectors.layer + p.vectors.row_scale[matrix] + row),
+                bias);
+        return sum + bias;
+    }
+
+    /* q, k and v of the cluster's heads: sent to all its blocks, to block W by warp W; k and v
+     * cached. */
+    __device__ __forceinline__ void project_heads(int layer_number, const layer &l)
+    {
+        const float *biases = p.vectors.data + layer_number * p.vectors.layer + p.vectors.bias[QKV];
+        int n = TILE * s.qkv_tiles;
+        float bias = lane < n ? __ldg(biases + m.rows[lane].row) : 0;
+        typename format::row_x v[CHUNKS];
+        norm<format>(v, layer_number, 0);
+        sum_rows<format>(v, s.qkv_tiles, m.partial);
+        wait_for_warps();
+        uint32_t to = shared_address(m.qkv + TILE * s.qkv_first) - own_base + peer_base;
+        uint32_t barrier = qkv_in.barrier - own_base + peer_base;
+#pragma unroll 1
+        for (int i = lane; i < n; i += 32) {
+            qkv_row row = m.rows[i];
+            if (i >= 32)
+                bias = __ldg(biases + row.row);
+            float v = complete(row_of(m.partial, i), bias, layer_number, QKV, row.row);
+            if (row.cached >= 0) {
+                v = to_cache_and_back(v, p.kv);
+                if (warp == 0)
+                    store_cached(row.row < 2 * n_embd ? l.k : l.v,
+                                 ((size_t)p.slot * plan.n_head * p.n_ctx + p.position) * head_dim +
+                                     row.cached,
+                                 v, p.kv);
+            }
+            send_to(to + 4 * i, v, barrier);
         }
-        float share = 1 / sum;
-        dot_format<F>::keep(
-            s.a, i,
-            make_float4(total.x * share, total.y * share, total.z * share, total.w * share));
+        __syncwarp();
     }
-    wait_for_warps();
-}
 
-/* Waits for the hidden activations and keeps them. */
-template <bml_weight_format F>
-__device__ static void keep_hidden(const arguments &p, const shared &s, uint32_t tag)
-{
-    use_all<QUADS>(p.out.hidden, p.n_inner / 4, threadIdx.x, COMPUTE, tag,
-                   [&](int at, float4 v) { dot_format<F>::keep(s.a, at, v); });
-    wait_for_warps();
-}
+    /* ---- attention: softmaxes on their way are v[head_dim], the largest score, and the sum;
+     * scores are logarithms to base two ---- */
 
-/* ---- the head -------------------------------------------------------------------------------- */
-
-/* The best candidate of all threads; ALL has one for each warp. */
-__device__ static candidate best_of_block(candidate *all, candidate best)
-{
-    best = best_of_warp(best);
-    if (threadIdx.x % 32 == 0)
-        all[threadIdx.x / 32] = best;
-    wait_for_warps();
-    for (int w = 0; w < WARPS; w++)
-        best = better(best, all[w]);
-    return best;
-}
-
-/* Joins the candidates of all threads, and then of all blocks in the first one. A logit's 32 bits
- * go in halves: all of them count, and each word carries a tag. */
-__device__ static void choose(const arguments &p, const shared &s, candidate best, uint32_t tag)
-{
-    candidate *all = (candidate *)s.states; /* one of each warp */
-    int i = threadIdx.x;
-    best = best_of_block(all, best);
-    if (i == 0) {
-        uint32_t bits = __float_as_uint(best.logit),
-                 words[RECORD] = {bits >> 16, bits & 0xffff, (uint32_t)best.id, 0};
-        for (int j = 0; j < RECORD; j++)
-            put_word(p.out.best + blockIdx.x * RECORD + j, __uint_as_float(words[j] << 1 | tag));
+    /* q.k, eight products to a lane, head_dim / 8 lanes to a key. */
+    template <class Kv> __device__ __forceinline__ float score_of(const float q[8], const Kv *key)
+    {
+        float k[8], score = 0;
+        load_cached(k, key);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            score = fmaf(q[i], k[i], score);
+#pragma unroll
+        for (int step = 1; step < 8; step *= 2)
+            score += __shfl_xor_sync(~0u, score, step);
+        if (head_dim > 64)
+            score += __shfl_xor_sync(~0u, score, 8);
+        return score;
     }
-    if (blockIdx.x)
-        return;
-    best = {-INFINITY, NO_ID};
-    if (i < gridDim.x) {
-        float4 v = get(p.out.best + i * RECORD, tag);
-        uint32_t bits = __float_as_uint(v.x) >> 1 << 16 | __float_as_uint(v.y) >> 1;
-        best = {__uint_as_float(bits), (int)__float_as_uint(v.z) >> 1};
-    }
-    best = best_of_block(all + WARPS, best);
-    if (i == 0) {
-        *p.id = best.id;
-        *p.host_id = best.id;
-    }
-}
 
-/* ---- the pass -------------------------------------------------------------------------------- */
-
-/* One loop for all products, so that the processor's instruction cache holds it: every layer runs
- * through each phase but once. */
-template <bml_weight_format F, bml_weight_format HEAD>
-__device__ static void compute(ring &r, const arguments &p, const shared &s)
-{
-    int i = threadIdx.x;
-    bool has_x = 4 * i < p.n_embd;
-    run keys = run_of_block(p);
-    norm_constants norm = {};
-    norm.load(p, 0, 0);
-    row_constants row, next = {};
-    next.load<F>(p, 0, QKV, s.rows[QKV]);
-    float4 x = make_float4(0, 0, 0, 0);
-    if (has_x) {
-        float4 position = embedding_at(p.wpe, p.wpe_format, p.n_embd, p.position, i);
-        int token = p.from ? max(*p.from, 0) : p.token; /* -1 fails the pass before */
-        x = embedding_at(p.wte, p.wte_format, p.n_embd, token, i);
-        x = make_float4(x.x + position.x, x.y + position.y, x.z + position.z, x.w + position.w);
-        ((float4 *)s.heads)[i] = x; /* free until attention has something to say */
-    }
-    wait_for_warps();
-    float own_x = i < s.rows[PROJECT].n ? s.heads[s.rows[PROJECT].begin + i] : 0;
-    uint32_t tag = p.use & 1;
-    for (int step = 0;; step++) {
-        int index = step / N_MATRICES, m = step % N_MATRICES;
-        if (m == QKV || m == EXPAND) {
-            if (step && has_x)
-                x = get(p.out.x[m == QKV] + 4 * i, tag);
-            keep_norm<F>(p, s, x, norm);
-            if (index == p.n_layer)
-                break;
-            norm.load(p, index + (m == EXPAND), m == QKV);
-            tag ^= m == QKV;
-        } else if (m == PROJECT) {
-            if (keys.head >= 0)
-                attend(r, p, s, p.layers[index], keys, tag);
-            keep_heads<F>(p, s, tag);
-        } else {
-            keep_hidden<F>(p, s, tag);
+    /* The warp's keys of a group of stages, N of them: two at a time. */
+    template <class Kv>
+    __device__ __forceinline__ void attend_group(softmax_state &own, const float q[8], int n)
+    {
+        int lanes = head_dim / 8, groups = 32 / lanes, part = 8 * (lane % lanes);
+        const Kv *k = (const Kv *)r.stage() + part, *v = (const Kv *)r.stage_at(1) + part;
+#pragma unroll 1
+        for (int first = warp * groups; first < n; first += 2 * WARPS * groups) {
+            int a = first + lane / lanes, b = a + WARPS * groups;
+            int at_a = min(a, n - 1) * head_dim, at_b = min(b, n - 1) * head_dim;
+            float score_a = score_of(q, k + at_a), score_b = score_of(q, k + at_b);
+            own.add(a < n ? score_a : -INFINITY, b < n ? score_b : -INFINITY, v + at_a, v + at_b);
         }
-        row = next;
-        if (step + 1 < N_MATRICES * p.n_layer)
-            next.load<F>(p, (step + 1) / N_MATRICES, (m + 1) % N_MATRICES,
-                         s.rows[(m + 1) % N_MATRICES]);
-        multiply<F>(r, p, s, p.products[m], s.rows[m], p.layers_slicing.pitch, s.finish + m * ROWS,
-                    [&](int i, float sum) {
-                        float y = row.finish(sum);
-                        float *to = m == QKV      ? p.out.qkv
-                                    : m == EXPAND ? p.out.hidden
-                                                  : p.out.x[m == CONTRACT];
-                        if (m == EXPAND)
-                            y = activate(y, p.activation);
-                        else if (m != QKV)
-                            y = own_x += y;
-                        put(to + i, y, tag);
-                    });
+        __syncwarp();
     }
-    if (!p.want_row)
-        return;
-    candidate best = {-INFINITY, NO_ID};
-    multiply<HEAD>(r, p, s, p.products[N_MATRICES], s.rows[N_MATRICES], p.head_slicing.pitch,
-                   nullptr, [&](int id, float sum) {
-                       if (!p.n_valid)
-                           p.logits[id] = sum;
-                       else if (id < p.n_valid)
-                           best = better(best, candidate{sum, isfinite(sum) ? id : -1});
-                   });
-    if (p.n_valid)
-        choose(p, s, best, (p.best_use + 1) & 1);
-}
+
+    __device__ __forceinline__ void attend(const layer &l)
+    {
+        int pitch = head_dim + 8, lanes = head_dim / 8, part = 8 * (lane % lanes);
+        int sharing = COMPUTE / head_dim; /* lanes of an element below: four or two */
+        int e = threadIdx.x / sharing, q_of = threadIdx.x % sharing;
+        run keys(p.position, s.rank);
+        bool shared_out = run::shared_out(p.position);
+        float scale = l.scale * 1.44269504f;
+        qkv_in.wait();
+#pragma unroll 1
+        for (int i = 0; i < s.n_heads; i++) {
+            const float *query = m.qkv + i * 3 * head_dim;
+            softmax_state own;
+            float q[8];
+            load_cached(q, query + part);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                q[j] *= scale;
+#pragma unroll 1
+            for (int n = keys.end - keys.begin; n > 0; n -= p.keys_of_stage) {
+                int here = min(n, p.keys_of_stage);
+                barrier_wait(r.full_now(), r.round);
+                if (p.kv == BML_BF16)
+                    attend_group<__nv_bfloat16>(own, q, here);
+                else if (p.kv == BML_F16)
+                    attend_group<__half>(own, q, here);
+                else
+                    attend_group<float>(own, q, here);
+                release(2);
+            }
+            /* The token's own key, for one block if they share keys out. */
+            if (warp == WARPS - 1 && (s.rank == CLUSTER - 1 || !shared_out)) {
+                float score = score_of(q, query + head_dim + part);
+                const float *value = query + 2 * head_dim + part;
+                own.add(lane < lanes ? score : -INFINITY, -INFINITY, value, value);
+            }
+            int state = warp * (32 / lanes) + lane / lanes;
+            float *to = m.found + state * pitch + part;
+            *(float4 *)to = make_float4(own.v[0], own.v[1], own.v[2], own.v[3]);
+            *(float4 *)(to + 4) = make_float4(own.v[4], own.v[5], own.v[6], own.v[7]);
+            if (part == 0) {
+                m.ends[state] = own.top;
+                m.ends[32 + state] = own.sum;
+            }
+            wait_for_warps();
+            float top, sum;
+            float v = joined<8>(sharing, m.found + q_of * pitch + e, m.ends + q_of,
+                                m.ends + 32 + q_of, sharing, pitch, sharing, top, sum);
+            if (!shared_out) {
+                if (q_of == 0)
+                    m.few[i * head_dim + e] = __fdividef(v, sum);
+            } else {
+                float *state_to = m.states + (i * CLUSTER + s.rank) * pitch;
+#pragma unroll 1
+                for (int rank = q_of; rank < CLUSTER; rank += sharing) {
+                    uint32_t base = address_in(own_base, rank) - own_base;
+                    uint32_t barrier = base + states_in.barrier;
+                    send_to(base + shared_address(state_to + e), v, barrier);
+                    if (e == 0)
+                        send_to(base + shared_address(state_to + head_dim), make_float2(top, sum),
+                                barrier);
+                }
+            }
+            if (i + 1 < s.n_heads)
+                wait_for_warps();
+        }
+        if (shared_out) {
+            states_in.wait();
+#pragma unroll 1
+            for (int i = 0; i < s.n_heads; i++) {
+                const float *from = m.states + (i * CLUSTER + q_of) * pitch;
+                float top, sum, v;
+                if (head_dim == 64)
+                    v = joined<2>(sharing, from + e, from + head_dim, from + head_dim + 1, 4, pitch,
+                                  4 * pitch, top, sum);
+                else
+                    v = joined<4>(sharing, from + e, from + head_dim, from + head_dim + 1, 2, pitch,
+                                  2 * pitch, top, sum);
+                if (q_of == 0)
+                    m.few[i * head_dim + e] = __fdividef(v, sum);
+            }
+        }
+        wait_for_warps();
+    }
+
+    /* ---- what a cluster adds to x ---- */
+
+    __device__ __forceinline__ void project(uint32_t use)
+    {
+        constexpr int first = format::unit.first_bytes, both = first + format::unit.second_bytes;
+        typename format::sums sum[TILES];
+        int n = slice_tiles(s.rank);
+#pragma unroll 1
+        for (int part = 0; part < bml_cuda_proj_stages(&plan, &s); part++) {
+            const char *units = r.stage() + warp * both;
+            typename format::row_x v;
+            format::keep(v, taken, ((const float2 *)(m.few + part * CHUNK))[lane]);
+            __syncwarp();
+            format::take(v, format::share_of(taken, m.zeros));
+            barrier_wait(r.full_now(), r.round);
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+                if (warp + i * WARPS < n)
+                    format::add_row(sum[i], units + i * WARPS * both,
+                                    units + i * WARPS * both + first, v, p.levels);
+            release(1);
+        }
+        float *to = parts_of(p.out.project, use) + s.cluster * n_embd + slice_first() +
+                    TILE * warp + lane / 2;
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+            if (warp + i * WARPS < n) {
+                float2 v = sum[i].result();
+                if (lane % 4 == 0)
+                    put(to + i * WARPS * TILE, v, tag_of(use));
+            }
+    }
+
+    __device__ __forceinline__ void expand(int layer)
+    {
+        const float *biases = p.vectors.data + layer * p.vectors.layer + p.vectors.bias[EXPAND] +
+                              HIDDEN * s.hidden_first;
+        int n = HIDDEN * s.hidden_tiles, row = threadIdx.x;
+        float bias = row < n ? __ldg(biases + row) : 0;
+        typename format::row_x v[CHUNKS];
+        norm<format>(v, layer, 1);
+        sum_rows<format>(v, s.hidden_tiles, m.partial);
+        wait_for_warps();
+        if (row < n) {
+            float sum = complete(row_of(m.partial, row), bias, layer, EXPAND,
+                                 HIDDEN * s.hidden_first + row);
+            m.few[row] = activate(sum, p.activation);
+        }
+        wait_for_warps();
+    }
+
+    /* A warp has a slice of x, and sends its sums to whose slice it is. */
+    __device__ __forceinline__ void contract(uint32_t use)
+    {
+        typename format::sums sum[SLICE];
+        int half = warp / (WARPS / 2), n = slice_tiles(warp);
+        int at = (bml_cuda_slice_first(n_embd, warp) -
+                  bml_cuda_slice_first(n_embd, half * (WARPS / 2))) *
+                 format::unit.col_bytes;
+#pragma unroll 1
+        for (int k = 0; k < s.hidden_tiles; k += format::pairs ? 2 : 1) {
+            bool pair = format::pairs && k + 1 < s.hidden_tiles;
+            typename format::columns_x v = format::columns(m.few + k * HIDDEN, pair);
+            const char *first = r.stage_at(half) + at;
+            typename format::column_units units(first, pair ? r.stage_at(2 + half) + at : first);
+            barrier_wait(r.full_now(), r.round);
+            if (pair)
+                barrier_wait(r.full_at(2), r.round_at(2));
+#pragma unroll
+            for (int i = 0; i < SLICE; i++)
+                if (i < n)
+                    format::add_columns(sum[i], units, i, v, p.levels);
+            release(pair ? 4 : 2);
+        }
+        uint32_t to = shared_address(m.sums + s.rank * TILE * n + lane / 2) - own_base + peer_base;
+        uint32_t barrier = sums_in.barrier - own_base + peer_base;
+#pragma unroll
+        for (int i = 0; i < SLICE; i++)
+            if (i < n) {
+                float2 v = sum[i].result_of_columns();
+                if (lane % 4 == 0)
+                    send_to(to + i * TILE * (int)sizeof(float), v, barrier);
+            }
+        sums_in.wait();
+        int i = threadIdx.x;
+        if (i < slice() / 4) {
+            float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int b = 0; b < CLUSTER; b++)
+                v = add4(((const float4 *)m.sums)[b * (slice() / 4) + i], v);
+            put(parts_of(p.out.contract, use) + s.cluster * n_embd + slice_first() + 4 * i, v,
+                tag_of(use));
+        }
+        __syncwarp();
+    }
+
+    /* ---- the head ---- */
+
+    /* Joins the candidates of threads and blocks. A logit's 32 bits go in halves: all of them
+     * count, and words carry tags. */
+    __device__ __forceinline__ void choose(candidate mine, uint32_t tag)
+    {
+        int i = threadIdx.x;
+        mine = best_of_block(mine);
+        if (i == 0) {
+            uint32_t bits = __float_as_uint(mine.logit);
+            float4 record =
+                make_float4(__uint_as_float(bits >> 16 << 1), __uint_as_float((bits & 0xffff) << 1),
+                            __uint_as_float((uint32_t)mine.id << 1), 0);
+            put(p.out.best + blockIdx.x * RECORD, record, tag);
+        }
+        if (blockIdx.x > 0)
+            return;
+        mine = {-INFINITY, NO_ID};
+        if (i < gridDim.x) {
+            float4 v = get(p.out.best + i * RECORD, tag);
+            uint32_t bits = __float_as_uint(v.x) >> 1 << 16 | __float_as_uint(v.y) >> 1;
+            mine = {__uint_as_float(bits), (int)__float_as_uint(v.z) >> 1};
+        }
+        __syncwarp();
+        mine = best_of_block(mine);
+        if (i == 0)
+            *p.id = *p.host_id = mine.id;
+    }
+
+    /* For thread 0. */
+    __device__ __forceinline__ candidate best_of_block(candidate mine)
+    {
+        mine = best_of_warp(mine);
+        wait_for_warps(); /* for the last use to end */
+        if (lane == 0)
+            m.best[warp] = mine;
+        wait_for_warps();
+        if (threadIdx.x == 0)
+            for (int w = 0; w < WARPS; w++)
+                mine = better(mine, m.best[w]);
+        return mine;
+    }
+
+    __device__ __forceinline__ void head()
+    {
+        typedef unit_format<HEAD> format;
+        candidate mine = {-INFINITY, NO_ID};
+        typename format::row_x v[CHUNKS];
+        norm<format>(v, p.n_layer, 0);
+        float *partial = m.partial, *other = m.found;
+#pragma unroll 1
+        for (int tile = 0; tile < s.vocab_tiles; tile += MAX_TILES) {
+            int n = min(s.vocab_tiles - tile, (int)MAX_TILES), row = threadIdx.x;
+            sum_rows<format>(v, n, partial);
+            wait_for_warps();
+            if (row < TILE * n) {
+                float logit = row_of(partial, row);
+                int id = TILE * (s.vocab_first + tile) + row;
+                if (id < p.n_valid)
+                    mine = better(mine, candidate{logit, isfinite(logit) ? id : -1});
+                if (!p.n_valid && id < plan.vocab_size)
+                    p.logits[id] = logit;
+            }
+            __syncwarp();
+            float *last = partial; /* others may still read it */
+            partial = other;
+            other = last;
+        }
+        if (p.n_valid)
+            choose(mine, (p.best_use + 1) & 1);
+    }
+
+    __device__ __forceinline__ void pass()
+    {
+        bool attends = s.n_heads > 0;
+        embed();
+#pragma unroll 1
+        for (int i = 0; i < p.n_layer; i++) {
+            uint32_t use = p.use + i;
+            if (attends) {
+                layer l = p.layers[i];
+                project_heads(i, l);
+                attend(l);
+                project(use);
+            }
+            add_product(i, PROJECT, use, true);
+            expand(i);
+            contract(use);
+            add_product(i, CONTRACT, use, i + 1 < p.n_layer ? attends : p.want_row);
+        }
+        if (p.want_row)
+            head();
+    }
+};
 
 #endif
 
-template <bml_weight_format F, bml_weight_format HEAD>
+template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD>
 static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ arguments p)
 {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
-    int d = p.head_dim, widest = max(p.n_embd, p.n_inner);
-    ring r = {memory, 0, 0, p.n_stages, p.stage_bytes, 0, 0};
+    enum { X, QKV_SENT, STATES_SENT, SUMS, INBOXES };
+    const bml_cuda_plan &plan = p.plan;
+    bml_cuda_share s = bml_cuda_share_of(&plan, blockIdx.x);
     uint64_t *barriers = (uint64_t *)(memory + p.n_stages * p.stage_bytes);
-    r.full = shared_address(barriers);
-    r.empty = r.full_at(p.n_stages);
-    shared s;
-    s.a = activations((char *)(barriers + 2 * p.n_stages), widest);
-    s.norms = (float2 *)(s.a.memory + activations::bytes_for(widest));
-    s.parts = (part *)(s.norms + 2 * WARPS);
-    s.rows = (range *)(s.parts + SPLITS * SPLITS);
-    s.warps = (uint32_t *)(s.rows + 6);
-    s.finish = (uint16_t *)(s.warps + SPLITS);
-    s.heads = (float *)(s.finish + N_MATRICES * ROWS);
-    s.partial = s.heads + p.n_head * p.n_splits * (d + 4);
-    s.states = s.partial + 2 * WARPS * TILE;
-    s.query = s.states + WARPS * STATE;
-    if (threadIdx.x <= N_MATRICES) {
-        const int heights[] = {3 * p.n_embd, p.n_embd, p.n_inner, p.n_embd, p.vocab_size};
-        s.rows[threadIdx.x] = range(heights[threadIdx.x]);
-    }
-    int units = threadIdx.x / SPLITS, warp = threadIdx.x % SPLITS;
-    if (units && units < SPLITS)
-        s.parts[threadIdx.x] = {(uint8_t)(warp % units), (uint8_t)(warp / units),
-                                (uint8_t)((WARPS - warp % units + units - 1) / units), 0};
-    if (units && units < SPLITS && warp == 0) {
-        uint32_t warps = 0;
-        for (int w = 0; w < WARPS; w += units)
-            warps |= 1u << w;
-        s.warps[units] = warps;
-    }
+    uint32_t full = shared_address(barriers), empty = full + p.n_stages * 8;
+    uint32_t inboxes = empty + p.n_stages * 8;
+    ring r = {memory, full, empty, p.n_stages, p.stage_bytes, 0, 0};
+    int shared_out = run::shared_out(p.position) ? s.n_heads : 0;
+    uint32_t bytes[INBOXES] = {(uint32_t)(plan.n_embd * 4),
+                               (uint32_t)(s.n_heads * 3 * plan.head_dim * 4),
+                               (uint32_t)(CLUSTER * shared_out * (plan.head_dim + 2) * 4),
+                               (uint32_t)(CLUSTER * s.slice_tiles * TILE * 4)};
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.n_stages; i++) {
-            barrier_init(r.full_at(i), 1);
-            barrier_init(r.empty_at(i), 1);
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, WARPS);
         }
+        for (int i = 0; i < INBOXES; i++)
+            barrier_init(inboxes + 8 * i, 1);
         barrier_init_fence();
+        for (int i = 0; i < INBOXES; i++)
+            barrier_expect(inboxes + 8 * i, bytes[i]);
     }
-    __syncthreads();
-    if (threadIdx.x < N_MATRICES * ROWS) {
-        const product &m = p.products[threadIdx.x / ROWS];
-        int n = s.rows[threadIdx.x / ROWS].n, units = (n + TILE - 1) / TILE * m.n_slices;
-        s.finish[threadIdx.x] =
-            units > p.units ? 0 : (uint16_t)warps_of_row(s, m, threadIdx.x % ROWS, 0, units);
+    meet_cluster();
+    if (threadIdx.x < COMPUTE) {
+        memory_map m;
+        m.x = (float *)(barriers + 2 * p.n_stages + INBOXES);
+        m.qkv = m.sums = m.x + plan.n_embd;
+        m.states = m.qkv + s.n_heads * 3 * plan.head_dim;
+        m.few = m.qkv + p.inbox_bytes / 4;
+        m.partial = m.few + p.few;
+        m.found = m.partial + MAX_TILES * PARTIAL;
+        m.ends = m.found + FOUND;
+        m.moments = m.ends + 64;
+        m.taken = (char *)(m.moments + 2 * WARPS);
+        m.zeros = m.taken + WARPS * MAX_EACH * 256;
+        m.best = (candidate *)(m.zeros + MAX_EACH * 256);
+        m.rows = (qkv_row *)(m.best + WARPS);
+        for (int i = threadIdx.x; i < MAX_EACH * 64; i += COMPUTE)
+            ((int *)m.zeros)[i] = 0;
+        for (int i = threadIdx.x; i < TILE * s.qkv_tiles; i += COMPUTE) {
+            int row = bml_cuda_qkv_row(&plan, s.cluster, TILE * s.qkv_first + i);
+            int e = row % plan.n_embd, head = e / plan.head_dim;
+            m.rows[i] = {
+                row, row < plan.n_embd ? -1 : head * p.n_ctx * plan.head_dim + e % plan.head_dim};
+        }
+        wait_for_warps();
+        int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0); /* uniform */
+        uint32_t base = shared_address(memory);
+        worker<F, HEAD, N_EMBD> w = {shape<N_EMBD>(plan),
+                                     p,
+                                     plan,
+                                     s,
+                                     m,
+                                     r,
+                                     {inboxes + 8 * X, bytes[X], 0},
+                                     {inboxes + 8 * QKV_SENT, bytes[QKV_SENT], 0},
+                                     {inboxes + 8 * STATES_SENT, bytes[STATES_SENT], 0},
+                                     {inboxes + 8 * SUMS, bytes[SUMS], 0},
+                                     warp,
+                                     lane,
+                                     (int)threadIdx.x / 4,
+                                     lane % 4,
+                                     base,
+                                     {address_in(base, lane % 4), address_in(base, lane % 4 + 4)},
+                                     address_in(base, warp),
+                                     m.taken + warp * MAX_EACH * 256,
+                                     {}};
+        w.pass();
+    } else if (threadIdx.x == COMPUTE) {
+        fill<F, HEAD, N_EMBD>(r, p, s);
     }
-    __syncthreads();
-    if (threadIdx.x < COMPUTE)
-        compute<F, HEAD>(r, p, s);
-    else
-        fill<F, HEAD>(r, p, s);
+    __syncwarp();
+    meet_cluster(); /* nobody leaves while another may still send to it */
 #endif
 }
 
-const void *bml_cuda_decode_kernel(bml_weight_format format)
+template <bml_weight_format F> static const void *kernel_of(int n_embd, int head_dim)
 {
-    switch (format) {
-    case BML_WEIGHTS_F32:
-        return (const void *)decode<BML_WEIGHTS_F32, BML_WEIGHTS_F32>;
-    case BML_WEIGHTS_BF16:
-        return (const void *)decode<BML_WEIGHTS_BF16, BML_WEIGHTS_BF16>;
-    case BML_WEIGHTS_F16:
-        return (const void *)decode<BML_WEIGHTS_F16, BML_WEIGHTS_F16>;
-    case BML_WEIGHTS_Q8:
-        return (const void *)decode<BML_WEIGHTS_Q8, BML_WEIGHTS_Q8>;
-    default:
-        return (const void *)decode<BML_WEIGHTS_Q4, BML_WEIGHTS_Q8>;
+    constexpr bml_weight_format head = F == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : F;
+    switch (head_dim == 64 ? n_embd : 0) { /* GPT-2's */
+    case 768:
+        return (const void *)decode<F, head, 768>;
+    case 1024:
+        return (const void *)decode<F, head, 1024>;
+    case 1280:
+        return (const void *)decode<F, head, 1280>;
+    case 1600:
+        return (const void *)decode<F, head, 1600>;
     }
+    return (const void *)decode<F, head, 0>;
+}
+
+const void *bml_cuda_decode_kernel(bml_weight_format format, int n_embd, int head_dim)
+{
+    const void *kernel = nullptr;
+    bml_cuda_with_format(format, [&](auto f) { kernel = kernel_of<f.format>(n_embd, head_dim); });
+    return kernel;
 }

@@ -1,30 +1,36 @@
-/* What the kernel of decode.cu and its launch share. */
+/* What the kernel of decode.cu, the packing and the launch share. */
 #ifndef BML_BACKEND_CUDA_DECODE_CUH
 #define BML_BACKEND_CUDA_DECODE_CUH
 
 #include "backend/cuda/decode.h"
-#include "backend/cuda/kernels/dot.cuh"
+#include "backend/cuda/decode_plan.h"
 #include "backend/cuda/kernels/exchange.cuh"
+#include "backend/cuda/kernels/unit.cuh"
 
 enum {
-    WARPS = 15, /* that compute */
+    WARPS = BML_CUDA_WARPS,
     COMPUTE = 32 * WARPS,
     THREADS = COMPUTE + 32, /* the last warp fills the ring */
-    TILE = 8,               /* rows that a warp works on at a time, and of a stage */
-    SPLITS = 16,            /* above all units and warps */
-    ROWS = 64,              /* of a matrix of a layer that a block can have */
-    QUADS = 4,              /* most words of four that a thread waits for at once */
-    MAX_EMBD = 4 * COMPUTE,
-    MAX_DIM = 128,       /* of a head */
-    STATE = MAX_DIM + 4, /* floats of a softmax on its way */
-    MAX_SPLITS = 4,
-    RECORD = 4 /* words of a candidate for argmax */
+    CLUSTER = BML_CUDA_CLUSTER,
+    TILE = BML_CUDA_ROWS,
+    CHUNK = BML_CUDA_CHUNK,
+    HIDDEN = BML_CUDA_HIDDEN,
+    PARTS = 16, /* most clusters */
+    MAX_EMBD = 2048,
+    MAX_EACH = MAX_EMBD / CHUNK / WARPS, /* chunks of a warp */
+    MAX_TILES = 8,                       /* of rows that are summed up over warps together */
+    TOGETHER = 128,        /* so many keys every block of a cluster looks at, more are shared out */
+    KEYS = 64,             /* that a stage of the ring has room for */
+    FOUND = 32 * (64 + 8), /* floats of the softmaxes on their way of all warps */
+    RECORD = 4,            /* words of a candidate for argmax */
 };
+
+/* Floats between tiles' sums of each warp: [WARPS][TILE], and the next tile in other banks. */
+enum { PARTIAL = WARPS * TILE + TILE };
 
 enum matrix { QKV, PROJECT, EXPAND, CONTRACT, N_MATRICES };
 
 struct layer {
-    const char *rows[N_MATRICES];
     char *k, *v;
     float scale;
 };
@@ -37,52 +43,72 @@ struct vectors {
     int layer, bias[N_MATRICES], row_scale[N_MATRICES]; /* in floats */
 };
 
-/* How rows of one format are cut into stages. */
-struct slicing {
-    int blocks; /* of a row in a stage, at most */
-    int pitch;  /* bytes from one row to the next in a stage */
-};
-
-/* A product: how its rows and inputs are cut up. */
-struct product {
-    int n_blocks, n_slices; /* of a row */
-    int slice;              /* blocks of a slice */
-    int rows_at_once;       /* rows whose units are worked on together: whole tiles */
-};
-
-/* Device memory through which blocks talk. */
+/* Device memory through which clusters talk. Parts are [2][PARTS][n_embd]: what every cluster has
+ * of each sum, for layers with even and odd numbers. */
 struct exchange {
-    float *qkv, *heads, *x[2], *hidden, *best;
+    float *project, *contract, *best;
+};
+
+/* A row of the first product: which one, and where it goes in a cached token; -1: q. */
+struct qkv_row {
+    int row, cached;
 };
 
 struct arguments {
+    bml_cuda_plan plan;
     const layer *layers;
     vectors vectors;
-    int n_layer, n_head, head_dim, n_embd, n_inner, vocab_size;
+    const char *stream; /* the packed weights of layers, and of the head behind them */
+    const size_t *begin, *head_begin; /* of each block's in a layer's, and in the head's */
+    size_t layer_bytes;
+    int n_layer;
     bml_activation activation;
-    float epsilon, inverse_embd, inverse_halves; /* of n_embd and n_embd / 64 */
-    const char *wte, *wpe, *head;
+    float epsilon, inverse_embd;
+    const char *wte, *wpe;
     bml_weight_format wte_format, wpe_format;
     uint4 levels;
     bml_dtype kv;
     int n_ctx, token, position, slot;
     const int32_t *from; /* device memory that has the token; NULL: it is TOKEN */
-    int n_splits, keys_of_split, keys_of_stage;
+    bool want_row;
     exchange out;
     uint32_t use, best_use; /* layers and argmaxes that all launches before have run */
-    bool want_row;
     int n_valid;
     float *logits;
     int32_t *id, *host_id;
-    slicing layers_slicing, head_slicing;
-    product products[N_MATRICES + 1]; /* the head's is the last */
-    int lanes_log2;                   /* of the lanes that share a key */
     int n_stages, stage_bytes;
-    int on_their_way; /* stages that are being filled at a time, at most */
-    int units;        /* stages that are worked on at a time: the others are being filled */
+    int chunks, keys_of_stage; /* of n_embd, and of a stage */
+    int few, inbox_bytes;      /* floats; see memory_map in decode.cu */
 };
 
-/* The kernel for layers of FORMAT, and a head of the format that goes with it. */
-extern "C" const void *bml_cuda_decode_kernel(bml_weight_format format);
+template <bml_weight_format F> struct format_tag {
+    static constexpr bml_weight_format format = F;
+};
+
+/* Calls F with the tag of FORMAT. */
+template <class Call> static void bml_cuda_with_format(bml_weight_format format, Call call)
+{
+    switch (format) {
+    case BML_WEIGHTS_F32:
+        return call(format_tag<BML_WEIGHTS_F32>());
+    case BML_WEIGHTS_F16:
+        return call(format_tag<BML_WEIGHTS_F16>());
+    case BML_WEIGHTS_Q8:
+        return call(format_tag<BML_WEIGHTS_Q8>());
+    case BML_WEIGHTS_Q4:
+        return call(format_tag<BML_WEIGHTS_Q4>());
+    default:
+        return call(format_tag<BML_WEIGHTS_BF16>());
+    }
+}
+
+/* Pack a layer's weights, and the head's, to STREAM; see decode_plan.h. BEGIN is device memory. */
+void bml_cuda_pack_layer(char *stream, const size_t *begin, const bml_layer_weights *layer,
+                         const bml_cuda_plan *plan);
+void bml_cuda_pack_head(char *stream, const size_t *begin, const bml_weight *head,
+                        const bml_cuda_plan *plan);
+
+/* The kernel for layers of FORMAT, a head of the format that goes with it, and these sizes. */
+const void *bml_cuda_decode_kernel(bml_weight_format format, int n_embd, int head_dim);
 
 #endif

@@ -1,4 +1,4 @@
-/* The pass of one token as one launch; see decode.cu. */
+/* The pass of one to eight tokens as one launch; see decode.cu. */
 #ifndef BML_BACKEND_CUDA_DECODE_H
 #define BML_BACKEND_CUDA_DECODE_H
 
@@ -13,8 +13,12 @@ typedef struct bml_cuda_decoder bml_cuda_decoder;
 
 void bml_cuda_decoder_free(bml_cuda_decoder *decoder);
 
-/* Whether the pass of QUEUE's batch can be one launch: one token, on Hopper or later, with the
- * shapes that decode.cu is written for. */
+/* How many clusters of blocks, with SHARED_BYTES each, the current device holds at once, and the
+ * launch uses; 0 if it cannot be. */
+int bml_cuda_decode_clusters(int shared_bytes);
+
+/* Whether the pass of QUEUE's batch can be one launch: few tokens, each of its own sequence, on
+ * Hopper or later, with the shapes that decode.cu is written for. */
 bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *weights,
                          const bml_kv_cache *cache);
 

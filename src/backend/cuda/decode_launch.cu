@@ -9,21 +9,20 @@ extern "C" {
 #include <stdlib.h>
 
 enum {
-    MIN_STAGES = 4,
-    MAX_SLICE = 40,          /* blocks of a row in a stage */
-    ON_THEIR_WAY = 40 << 10, /* bytes on their way to a multiprocessor: latency times bandwidth */
-    KEYS_OF_SPLIT = 256,     /* what one block attends to before a second one helps */
+    MOST_FOR_KEYS = 8 << 10, /* bytes of a stage */
 };
 
 struct bml_cuda_decoder {
-    int n_blocks;
+    bml_cuda_plan plan;
     layer *layers; /* device memory, as what follows */
     vectors vectors;
-    exchange out; /* one allocation, from out.qkv on */
+    char *stream;
+    size_t *begin; /* and the head's behind them */
+    size_t layer_bytes;
+    exchange out; /* one allocation, from out.project on */
     size_t exchange_bytes;
-    int n_splits; /* that the exchange was last used with */
+    bool used; /* the exchange's words carry tags */
     uint32_t use, best_use;
-    const void *kernel;
 };
 
 void bml_cuda_decoder_free(bml_cuda_decoder *d)
@@ -32,13 +31,15 @@ void bml_cuda_decoder_free(bml_cuda_decoder *d)
         return;
     cudaFree(d->layers);
     cudaFree((void *)d->vectors.data);
-    cudaFree(d->out.qkv);
+    cudaFree(d->stream);
+    cudaFree(d->begin);
+    cudaFree(d->out.project);
     free(d);
 }
 
-static int n_blocks_for(const bml_device *device, const bml_hf_config *c)
+static int blocks_of(const bml_cuda_plan *plan)
 {
-    return device->n_multiprocessors < c->n_embd ? device->n_multiprocessors : c->n_embd;
+    return plan->n_clusters * CLUSTER;
 }
 
 static const bml_linear_weights *matrix_of(const bml_layer_weights *l, int m)
@@ -47,22 +48,22 @@ static const bml_linear_weights *matrix_of(const bml_layer_weights *l, int m)
     return all[m];
 }
 
+static cudaError_t to_device(void **device, const void *host, size_t bytes)
+{
+    cudaError_t error = cudaMalloc(device, bytes);
+    return error ? error : cudaMemcpy(*device, host, bytes, cudaMemcpyHostToDevice);
+}
+
 static cudaError_t fill_layers(bml_cuda_decoder *d, const bml_weights *w, const bml_kv_cache *cache)
 {
     size_t n = (size_t)w->config.n_layer;
     layer *host = (layer *)bml_calloc(n, sizeof *host);
     if (!host)
         return cudaErrorMemoryAllocation;
-    for (size_t i = 0; i < n; i++) {
-        for (int m = 0; m < N_MATRICES; m++)
-            host[i].rows[m] = (const char *)matrix_of(&w->layers[i], m)->w.buffer.data;
-        host[i].k = (char *)cache->k[i].data;
-        host[i].v = (char *)cache->v[i].data;
-        host[i].scale = bml_attention_scale(&w->config, (int)i);
-    }
-    cudaError_t error = cudaMalloc((void **)&d->layers, n * sizeof *host);
-    if (!error)
-        error = cudaMemcpy(d->layers, host, n * sizeof *host, cudaMemcpyHostToDevice);
+    for (size_t i = 0; i < n; i++)
+        host[i] = {(char *)cache->k[i].data, (char *)cache->v[i].data,
+                   bml_attention_scale(&w->config, (int)i)};
+    cudaError_t error = to_device((void **)&d->layers, host, n * sizeof *host);
     free(host);
     return error;
 }
@@ -113,19 +114,61 @@ static cudaError_t fill_vectors(bml_cuda_decoder *d, const bml_weights *w)
     return error;
 }
 
-static cudaError_t exchange_new(bml_cuda_decoder *d, const bml_hf_config *c)
+static cudaError_t exchange_new(bml_cuda_decoder *d)
 {
-    size_t e = (size_t)c->n_embd, head_dim = e / (size_t)c->n_head;
-    size_t heads = (size_t)c->n_head * MAX_SPLITS * (head_dim + 4);
-    size_t words = 5 * e + heads + (size_t)c->n_inner + (size_t)d->n_blocks * RECORD;
-    d->exchange_bytes = words * sizeof(float);
-    cudaError_t error = cudaMalloc((void **)&d->out.qkv, d->exchange_bytes);
-    d->out.heads = d->out.qkv + 3 * e;
-    d->out.x[0] = d->out.heads + heads;
-    d->out.x[1] = d->out.x[0] + e;
-    d->out.hidden = d->out.x[1] + e;
-    d->out.best = d->out.hidden + c->n_inner;
+    size_t parts = (size_t)2 * d->plan.n_embd * PARTS;
+    d->exchange_bytes = (2 * parts + (size_t)blocks_of(&d->plan) * RECORD) * sizeof(float);
+    cudaError_t error = cudaMalloc((void **)&d->out.project, d->exchange_bytes);
+    d->out.contract = d->out.project + parts;
+    d->out.best = d->out.contract + parts;
     return error;
+}
+
+/* Copies all weights into the order of the pass. */
+static cudaError_t stream_new(bml_cuda_decoder *d, const bml_weights *w)
+{
+    int n = blocks_of(&d->plan);
+    const bml_weight *head = &w->lm_head.w;
+    bml_weight_format format = w->layers[0].c_attn.w.format;
+    size_t *begin = (size_t *)bml_calloc(2 * (size_t)n, sizeof *begin), head_bytes = 0;
+    if (!begin)
+        return cudaErrorMemoryAllocation;
+    bml_cuda_unit unit = bml_cuda_unit_of(head->format);
+    size_t tile = (size_t)bml_cuda_chunks(&d->plan) * (unit.first_bytes + unit.second_bytes);
+    for (int b = 0; b < n; b++) {
+        bml_cuda_share s = bml_cuda_share_of(&d->plan, b);
+        begin[b] = d->layer_bytes;
+        begin[n + b] = head_bytes;
+        d->layer_bytes += bml_cuda_stream_of(&d->plan, &s, format).end;
+        head_bytes += s.vocab_tiles * tile;
+    }
+    size_t layers = d->layer_bytes * (size_t)w->config.n_layer;
+    cudaError_t error = to_device((void **)&d->begin, begin, 2 * (size_t)n * sizeof *begin);
+    free(begin);
+    if (!error)
+        error = cudaMalloc((void **)&d->stream, layers + head_bytes);
+    if (error)
+        return error;
+    for (int i = 0; i < w->config.n_layer; i++)
+        bml_cuda_pack_layer(d->stream + i * d->layer_bytes, d->begin, &w->layers[i], &d->plan);
+    bml_cuda_pack_head(d->stream + layers, d->begin + n, head, &d->plan);
+    return cudaGetLastError();
+}
+
+static bool same_format(const bml_weights *w, bml_weight_format format)
+{
+    for (int i = 0; i < w->config.n_layer; i++)
+        for (int m = 0; m < N_MATRICES; m++)
+            if (matrix_of(&w->layers[i], m)->w.format != format)
+                return false;
+    return w->lm_head.w.format == (format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format);
+}
+
+static bml_cuda_plan plan_of(const bml_queue *queue, const bml_weights *w)
+{
+    const bml_hf_config *c = &w->config;
+    return {queue->device->n_clusters, c->n_embd,  c->n_head,
+            c->n_embd / c->n_head,     c->n_inner, c->vocab_size};
 }
 
 /* The queue's decoder, made at the first call: the weights and the cache of a queue stay. */
@@ -136,16 +179,18 @@ static cudaError_t decoder_of(bml_queue *queue, const bml_weights *w, const bml_
     bml_cuda_decoder *d = (bml_cuda_decoder *)bml_calloc(1, sizeof *d);
     if (!d)
         return cudaErrorMemoryAllocation;
-    d->n_blocks = n_blocks_for(queue->device, &w->config);
-    d->kernel = bml_cuda_decode_kernel(w->layers[0].c_attn.w.format);
+    d->plan = plan_of(queue, w);
     cudaError_t error = fill_layers(d, w, cache);
     if (!error)
         error = fill_vectors(d, w);
     if (!error)
-        error = exchange_new(d, &w->config);
+        error = exchange_new(d);
     if (!error)
-        error = cudaFuncSetAttribute(d->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     queue->device->shared_bytes);
+        error = stream_new(d, w);
+    if (!error)
+        error = cudaFuncSetAttribute(
+            bml_cuda_decode_kernel(w->layers[0].c_attn.w.format, d->plan.n_embd, d->plan.head_dim),
+            cudaFuncAttributeMaxDynamicSharedMemorySize, queue->device->shared_bytes);
     if (!error) /* the queue's stream does not wait for the copies */
         error = cudaStreamSynchronize(0);
     if (error)
@@ -155,126 +200,93 @@ static cudaError_t decoder_of(bml_queue *queue, const bml_weights *w, const bml_
     return error;
 }
 
-/* What dot_format says of a format, for code that learns the format at run time. */
-struct shape {
-    bool packed;
-    int block_bytes, block_inputs, lane_bytes;
-};
-
-template <bml_weight_format F> static shape shape_for(void)
+/* The sizes of the model, and the token. */
+static void fill_sizes(arguments *p, const bml_queue *queue, const bml_weights *w,
+                       const bml_kv_cache *cache)
 {
-    typedef dot_format<F> format;
-    return {format::packed, format::block_bytes, format::block_inputs, format::lane_bytes};
-}
-
-static shape shape_of(bml_weight_format format)
-{
-    switch (format) {
-    case BML_WEIGHTS_F32:
-        return shape_for<BML_WEIGHTS_F32>();
-    case BML_WEIGHTS_Q8:
-        return shape_for<BML_WEIGHTS_Q8>();
-    case BML_WEIGHTS_Q4:
-        return shape_for<BML_WEIGHTS_Q4>();
-    default:
-        return shape_for<BML_WEIGHTS_BF16>();
-    }
-}
-
-static slicing slicing_of(bml_weight_format format, int n_embd)
-{
-    shape f = shape_of(format);
-    int n_blocks = n_embd / f.block_inputs;
-    int blocks = bml_cuda_divided_up(n_blocks, bml_cuda_divided_up(n_blocks, MAX_SLICE)),
-        apart = 4 * f.lane_bytes;
-    if (f.packed) /* slices begin where groups do */
-        blocks = bml_cuda_divided_up(blocks, BML_CUDA_GROUP) * BML_CUDA_GROUP;
-    int bytes = f.packed ? (int)bml_cuda_scales_at(format, (size_t)blocks) : blocks * f.block_bytes;
-    /* Rows lie APART bytes further in the banks than the one before. */
-    return {blocks, bml_cuda_divided_up(bytes - apart, 128) * 128 + apart};
-}
-
-static product product_of(const arguments *p, bml_weight_format format, int n_in, slicing cut)
-{
-    int n_blocks = n_in / shape_of(format).block_inputs;
-    int n_slices = bml_cuda_divided_up(n_blocks, cut.blocks), tiles = p->units / n_slices;
-    tiles = tiles < 1 ? 1 : tiles > ROWS / TILE ? ROWS / TILE : tiles;
-    return {n_blocks, n_slices, cut.blocks, tiles * TILE};
-}
-
-/* The sizes of a model, and how its rows are cut. */
-static void fill_sizes(arguments *p, const bml_weights *w, const bml_kv_cache *cache)
-{
-    const bml_hf_config *c = &w->config;
-    p->n_layer = c->n_layer;
-    p->n_head = c->n_head;
-    p->head_dim = cache->head_dim;
-    p->n_embd = c->n_embd;
-    p->n_inner = c->n_inner;
-    p->vocab_size = c->vocab_size;
+    const bml_batch *batch = queue->batch;
+    p->plan = plan_of(queue, w);
+    p->n_layer = w->config.n_layer;
     p->kv = cache->dtype;
     p->n_ctx = cache->n_ctx;
-    p->layers_slicing = slicing_of(w->layers[0].c_attn.w.format, c->n_embd);
-    p->head_slicing = slicing_of(w->lm_head.w.format, c->n_embd);
+    p->position = batch->position[0];
+    p->slot = batch->slot[0];
+    p->want_row = batch->n_rows == 1;
 }
 
-/* How shared memory is cut: what is fixed, and as many stages as the rest has room for, of which
- * there must be MIN_STAGES. Returns the bytes, or 0 if they are too many. */
-static size_t lay_out(arguments *p, const bml_device *device)
+static int largest(int a, int b)
 {
-    int widest = p->n_embd > p->n_inner ? p->n_embd : p->n_inner;
-    size_t floats = (size_t)activations::bytes_for(widest) / 4 +
-                    (size_t)p->n_head * p->n_splits * (p->head_dim + 4) + 4 * WARPS +
-                    SPLITS * SPLITS + SPLITS + N_MATRICES * ROWS / 2 + 2 * 6 + 2 * WARPS * TILE +
-                    WARPS * STATE + 3 * MAX_DIM;
-    int pitch = p->layers_slicing.pitch > p->head_slicing.pitch ? p->layers_slicing.pitch
-                                                                : p->head_slicing.pitch;
-    p->stage_bytes = TILE * pitch;
-    size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
-    if (floats * sizeof(float) + MIN_STAGES * stage > (size_t)device->shared_bytes)
+    return a > b ? a : b;
+}
+
+/* How shared memory is cut: what is fixed, and as many stages as the rest has room for.
+ * Returns the bytes, or 0 if they are too many. */
+static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format format)
+{
+    const bml_cuda_plan *plan = &p->plan;
+    int c = plan->n_embd, d = plan->head_dim, n_blocks = blocks_of(plan);
+    int heads = bml_cuda_divided_up(plan->n_head, plan->n_clusters);
+    int qkv_tiles = bml_cuda_divided_up(heads * 3 * d / TILE, CLUSTER);
+    int hidden_tiles = bml_cuda_divided_up(plan->n_inner / HIDDEN, n_blocks);
+    int slice_tiles = bml_cuda_divided_up(c / TILE, CLUSTER);
+    bml_cuda_unit unit = bml_cuda_unit_of(format);
+    bml_cuda_unit head = format == BML_WEIGHTS_Q4 ? bml_cuda_unit_of(BML_WEIGHTS_Q8) : unit;
+    int key_bytes = d * (p->kv == BML_F32 ? 4 : 2);
+    if (qkv_tiles > MAX_TILES || hidden_tiles > MAX_TILES)
         return 0;
-    p->n_stages = (int)(((size_t)device->shared_bytes - floats * sizeof(float)) / stage);
-    p->on_their_way = bml_cuda_divided_up(ON_THEIR_WAY, p->stage_bytes) + 1;
-    if (p->on_their_way > p->n_stages)
-        p->on_their_way = p->n_stages;
-    p->units = p->n_stages / 2 < WARPS ? p->n_stages / 2 : WARPS;
-    int key_bytes = p->head_dim * (p->kv == BML_F32 ? 4 : 2);
-    p->keys_of_stage = p->stage_bytes / key_bytes;
-    return floats * sizeof(float) + p->n_stages * stage;
+    p->chunks = bml_cuda_chunks(plan);
+    p->stage_bytes = largest(p->chunks * largest(unit.first_bytes, head.first_bytes),
+                             slice_tiles * (unit.first_bytes + unit.second_bytes));
+    p->stage_bytes = largest(p->stage_bytes, bml_cuda_column_bytes(plan, unit));
+    /* Small models' stages grow, as long as this does not take most of the ring. */
+    p->stage_bytes = largest(p->stage_bytes,
+                             KEYS * key_bytes < MOST_FOR_KEYS ? KEYS * key_bytes : MOST_FOR_KEYS);
+    p->keys_of_stage = p->stage_bytes / key_bytes < KEYS ? p->stage_bytes / key_bytes : KEYS;
+    p->few = largest(heads * d, hidden_tiles * HIDDEN);
+    p->inbox_bytes = 4 * largest(heads * (3 * d + CLUSTER * (d + 8)), CLUSTER * slice_tiles * TILE);
+    size_t floats = (size_t)c + (size_t)p->few + MAX_TILES * PARTIAL + FOUND + 64 + 2 * WARPS;
+    size_t fixed = 4 * floats + (size_t)p->inbox_bytes + (WARPS + 1) * MAX_EACH * 256 +
+                   WARPS * sizeof(candidate) + (size_t)qkv_tiles * TILE * sizeof(qkv_row) +
+                   4 * sizeof(uint64_t);
+    size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
+    size_t most = (size_t)device->shared_bytes;
+    size_t least = format == BML_WEIGHTS_F32 ? 3 : 4; /* what is waited for together, at most */
+    if (fixed + least * stage > most)
+        return 0;
+    p->n_stages = (int)((most - fixed) / stage);
+    return fixed + p->n_stages * stage;
 }
 
 bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
 {
     const bml_hf_config *c = &w->config;
-    int d = cache->head_dim, n_blocks = n_blocks_for(queue->device, c);
-    int most_rows = c->n_inner > 3 * c->n_embd ? c->n_inner : 3 * c->n_embd;
+    int d = cache->head_dim;
     bml_weight_format format = w->layers[0].c_attn.w.format;
-    bml_weight_format head = format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format;
-    bool fits = queue->device->capability >= 90 && queue->device->cooperative &&
-                queue->batch->n_tokens == 1 && c->n_embd % 64 == 0 && c->n_inner % 64 == 0 &&
-                c->n_embd <= MAX_EMBD && c->n_head <= n_blocks && (d == 64 || d == MAX_DIM) &&
-                (most_rows + n_blocks - 1) / n_blocks <= ROWS &&
-                c->n_head * MAX_SPLITS * (d + 4) <= 4 * QUADS * COMPUTE &&
-                c->n_inner <= 4 * QUADS * COMPUTE && c->vocab_size < 1 << 24 &&
-                w->lm_head.w.format == head;
-    for (int i = 0; i < c->n_layer && fits; i++) {
-        const bml_layer_weights *l = &w->layers[i];
-        fits = l->c_attn.w.format == format && l->c_proj.w.format == format &&
-               l->c_fc.w.format == format && l->mlp_c_proj.w.format == format;
-    }
+    if (queue->device->n_clusters < 1 || queue->batch->n_tokens > 1 || c->n_embd % CHUNK ||
+        c->n_embd < TILE * CLUSTER || c->n_embd > MAX_EMBD || c->n_inner % HIDDEN ||
+        (d != 64 && d != 128) || c->vocab_size >= 1 << 24 || !same_format(w, format))
+        return false;
     arguments p = {};
-    if (fits) {
-        fill_sizes(&p, w, cache);
-        p.n_splits = MAX_SPLITS;
-    }
-    return fits && lay_out(&p, queue->device) > 0;
+    fill_sizes(&p, queue, w, cache);
+    return lay_out(&p, queue->device, format) > 0;
+}
+
+/* Clears the words that blocks exchange, so that tags are one use old. The first use's is 1. */
+static cudaError_t clear_exchange(bml_cuda_decoder *d, cudaStream_t stream)
+{
+    if (d->used)
+        return cudaSuccess;
+    d->use = 2;
+    d->best_use = 0;
+    d->used = true;
+    return cudaMemsetAsync(d->out.project, 0, d->exchange_bytes, stream);
 }
 
 void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
                      bml_kv_cache *cache, int n_valid)
 {
     const bml_hf_config *c = &w->config;
-    const bml_batch *batch = queue->batch;
+    bml_weight_format format = w->layers[0].c_attn.w.format;
     cudaError_t error = decoder_of(queue, w, cache);
     if (error) {
         bml_cuda_note(queue, error);
@@ -282,60 +294,42 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     }
     bml_cuda_decoder *d = queue->decoder;
     arguments p = {};
-    fill_sizes(&p, w, cache);
+    fill_sizes(&p, queue, w, cache);
+    size_t bytes = lay_out(&p, queue->device, format);
     p.layers = d->layers;
     p.vectors = d->vectors;
+    p.stream = d->stream;
+    p.begin = d->begin;
+    p.head_begin = d->begin + blocks_of(&d->plan);
+    p.layer_bytes = d->layer_bytes;
     p.activation = c->activation;
     p.epsilon = c->layer_norm_epsilon;
     p.inverse_embd = 1.0f / c->n_embd;
-    p.inverse_halves = 64.0f / c->n_embd;
     p.wte = (const char *)w->wte.buffer.data;
     p.wte_format = w->wte.format;
     p.wpe = (const char *)w->wpe.buffer.data;
     p.wpe_format = w->wpe.format;
-    p.head = (const char *)w->lm_head.w.buffer.data;
     p.levels = q4_levels();
-    if (batch->token)
-        p.token = batch->token[0];
-    else
-        p.from = (const int32_t *)a->ids.data;
-    p.position = batch->position[0];
-    p.slot = batch->slot[0];
-    int most_splits = d->n_blocks / c->n_head < MAX_SPLITS ? d->n_blocks / c->n_head : MAX_SPLITS;
-    p.n_splits = p.position / KEYS_OF_SPLIT + 1;
-    p.n_splits = p.n_splits < most_splits ? p.n_splits : most_splits;
-    p.keys_of_split = (p.position + p.n_splits - 1) / p.n_splits;
     p.out = d->out;
-    p.want_row = batch->n_rows == 1;
     p.n_valid = n_valid;
     p.logits = (float *)a->logits.data;
     p.id = (int32_t *)a->ids.data;
     queue->chain.followed = p.want_row && n_valid;
     p.host_id = bml_cuda_chain_word(queue, 0);
-    size_t bytes = lay_out(&p, queue->device);
-    for (int m = 0; m < N_MATRICES; m++) {
-        const bml_weight *matrix = &matrix_of(&w->layers[0], m)->w;
-        p.products[m] = product_of(&p, matrix->format, matrix->n_in, p.layers_slicing);
-    }
-    p.products[N_MATRICES] = product_of(&p, w->lm_head.w.format, c->n_embd, p.head_slicing);
-    while (8 << p.lanes_log2 < p.head_dim)
-        p.lanes_log2++;
-
-    /* Other splits write other words: their tags would not be one use old. */
-    if (p.n_splits != d->n_splits) {
-        error = cudaMemsetAsync(d->out.qkv, 0, d->exchange_bytes, queue->stream);
-        d->use = d->best_use = 0;
-        d->n_splits = p.n_splits;
-    }
+    if (queue->batch->token)
+        p.token = queue->batch->token[0];
+    else
+        p.from = p.id;
+    error = clear_exchange(d, queue->stream);
     p.use = d->use;
     p.best_use = d->best_use;
-    void *arguments[] = {&p};
     if (!error)
-        error = cudaLaunchCooperativeKernel(d->kernel, d->n_blocks, THREADS, arguments, bytes,
-                                            queue->stream);
+        error = bml_cuda_launch_together(bml_cuda_decode_kernel(format, c->n_embd, cache->head_dim),
+                                         blocks_of(&d->plan), THREADS, CLUSTER, bytes, &p,
+                                         queue->stream);
     if (error) { /* nothing was written: the next launch begins with cleared words */
         bml_cuda_note(queue, error);
-        d->n_splits = 0;
+        d->used = false;
         return;
     }
     d->use += (uint32_t)c->n_layer;
@@ -343,4 +337,26 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
         d->best_use++;
         queue->ids = a->ids.data;
     }
+}
+
+int bml_cuda_decode_clusters(int shared_bytes)
+{
+    const void *kernel = bml_cuda_decode_kernel(BML_WEIGHTS_BF16, 768, 64);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = CLUSTER;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(CLUSTER * PARTS);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = (size_t)shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int n = 0;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) ||
+        cudaOccupancyMaxActiveClusters(&n, kernel, &config)) {
+        cudaGetLastError();
+        return 0;
+    }
+    return n < PARTS ? n : PARTS;
 }

@@ -57,8 +57,10 @@ static bml_status cuda_open(bml_device **out, bml_error *err)
         return bml_fail_memory(err, sizeof *device, "a device");
     device->n_multiprocessors = p.multiProcessorCount;
     device->capability = 10 * p.major + p.minor;
-    device->cooperative = p.cooperativeLaunch;
     device->shared_bytes = (int)p.sharedMemPerBlockOptin;
+    /* Some virtual GPUs cannot hold a whole grid at once. */
+    if (p.major >= 9 && p.cooperativeLaunch)
+        device->n_clusters = bml_cuda_decode_clusters(device->shared_bytes);
     *out = device;
     return BML_OK;
 }

@@ -67,3 +67,22 @@ cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int threads, i
     config.numAttrs = n;
     return cudaLaunchKernelExC(&config, kernel, arguments);
 }
+
+cudaError_t bml_cuda_launch_together(const void *kernel, int blocks, int threads, int cluster,
+                                     size_t shared_bytes, void *argument, cudaStream_t stream)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeCooperative;
+    attributes[1].val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return cudaLaunchKernelExC(&config, kernel, &argument);
+}

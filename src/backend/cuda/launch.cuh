@@ -39,6 +39,11 @@ extern "C" cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int
                                               int cluster, size_t shared_bytes, size_t most_bytes,
                                               void **arguments, cudaStream_t stream);
 
+/* Starts KERNEL with all its blocks, in clusters of CLUSTER, on the device at once, or fails. */
+extern "C" cudaError_t bml_cuda_launch_together(const void *kernel, int blocks, int threads,
+                                                int cluster, size_t shared_bytes, void *argument,
+                                                cudaStream_t stream);
+
 #ifdef __CUDACC__
 /* The next kernel of the stream may start. */
 __device__ __forceinline__ void allow_next()

@@ -1,7 +1,8 @@
 /*
  * How the blocks of one launch hand each other floats without barriers: the lowest bit of every
- * word tells which use of the buffer it belongs to, so a reader polls the very words that it needs
- * and whoever writes them says nothing else. It costs the last bit of the mantissa.
+ * second word tells which use of the buffer it belongs to, so a reader polls the very words that it
+ * needs and whoever writes them says nothing else. Words go in pairs, which are written and read as
+ * one. It costs the last bit of the mantissa.
  *
  * A use writes every word of the buffer once. Its tag is the use's number modulo 2. A buffer may be
  * written again once every reader has read it, which the data flow must see to.
@@ -19,29 +20,34 @@ __device__ static inline float tagged(float x, uint32_t tag)
     return __uint_as_float((__float_as_uint(x) & ~1u) | tag);
 }
 
-/* X must carry its tag already. */
-__device__ static inline void put_word(float *to, float x)
+__device__ static inline uint64_t tagged(float x, float y, uint32_t tag)
 {
-    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+    return (uint64_t)__float_as_uint(y) << 32 | __float_as_uint(tagged(x, tag));
 }
 
-__device__ static inline void put(float *to, float x, uint32_t tag)
+__device__ static inline void put(float *to, float2 v, uint32_t tag)
 {
-    put_word(to, tagged(x, tag));
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(tagged(v.x, v.y, tag))
+                 : "memory");
+}
+
+__device__ static inline void put(float *to, float4 v, uint32_t tag)
+{
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to),
+                 "l"(tagged(v.x, v.y, tag)), "l"(tagged(v.z, v.w, tag))
+                 : "memory");
 }
 
 __device__ static inline uint4 load_words(const float *from)
 {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
-    return v;
+    uint64_t a, b;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from));
+    return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
 }
 
 __device__ static inline bool carry(uint4 v, uint32_t tag)
 {
-    return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 1) == 0;
+    return (((v.x ^ tag) | (v.z ^ tag)) & 1) == 0;
 }
 
 __device__ static inline float4 floats_of(uint4 v)
@@ -62,50 +68,32 @@ __device__ static inline float4 get(const float *from, uint32_t tag)
     }
 }
 
-/* The same for FROM's quads i, i + step, ... below n, of which i is one: N of them at most, looked
- * at together. Where there is none quad i is looked at again: no branch keeps a load waiting. */
-template <int N>
-__device__ static void get_all(float4 v[N], const float *from, int n, int i, int step, uint32_t tag)
+/* The sum of N of four quads, PITCH floats apart, all waited for together; 0 if N is less than 1.
+ */
+__device__ static inline float4 get_sum(const float *from, int pitch, int n, uint32_t tag)
 {
-    bool all;
-    int looks = 0;
-    do {
+    float4 sum = make_float4(0, 0, 0, 0);
+    uint4 words[4];
+    bool all = n <= 0;
+    for (int looks = 0; !all; looks++) {
         all = true;
-        uint4 words[N];
 #pragma unroll
-        for (int j = 0; j < N; j++)
-            words[j] = load_words(from + 4 * (i + j * step < n ? i + j * step : i));
+        for (int i = 0; i < 4; i++)
+            if (i < n)
+                words[i] = load_words(from + i * pitch);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            all &= carry(words[j], tag);
-            v[j] = floats_of(words[j]);
-        }
-        if (looks++ == POLL_LIMIT)
+        for (int i = 0; i < 4; i++)
+            all &= i >= n || carry(words[i], tag);
+        if (looks == POLL_LIMIT)
             __trap();
-    } while (!all);
-}
-
-/* Calls USE(index, quad) for each of them, N at most, N a multiple of 2. */
-template <int N, class Use>
-__device__ static void use_all(const float *from, int n, int i, int step, uint32_t tag, Use use)
-{
-    if (i < n && n <= step) {
-        use(i, get(from + 4 * i, tag));
-    } else if (i < n && n <= 2 * step) {
-        float4 v[2];
-        get_all<2>(v, from, n, i, step, tag);
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            if (i + j * step < n)
-                use(i + j * step, v[j]);
-    } else if (i < n) {
-        float4 v[N];
-        get_all<N>(v, from, n, i, step, tag);
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            if (i + j * step < n)
-                use(i + j * step, v[j]);
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < n) {
+            float4 v = floats_of(words[i]);
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        }
+    return sum;
 }
 
 #endif

@@ -10,7 +10,7 @@
 
 struct ring {
     char *stages;
-    uint32_t full, empty; /* where the mbarriers of all stages are */
+    uint32_t full, empty; /* addresses: an mbarrier for each stage */
     int n_stages, stage_bytes;
     int at;         /* the stage that comes next */
     uint32_t round; /* parity of the rounds made */
@@ -20,29 +20,49 @@ struct ring {
         return stages + at * stage_bytes;
     }
 
-    __device__ uint32_t full_at(int stage) const
+    /* The stage that comes I after that. */
+    __device__ char *stage_at(int i) const
     {
-        return full + stage * (int)sizeof(uint64_t);
+        return stages + place(i) * stage_bytes;
     }
 
-    __device__ uint32_t empty_at(int stage) const
+    __device__ uint32_t full_at(int i) const
     {
-        return empty + stage * (int)sizeof(uint64_t);
+        return full + place(i) * 8;
     }
 
-    /* N is at most n_stages. */
-    __device__ void skip(int n)
+    __device__ uint32_t round_at(int i) const
+    {
+        return at + i < n_stages ? round : round ^ 1;
+    }
+
+    __device__ uint32_t empty_at(int i) const
+    {
+        return empty + place(i) * 8;
+    }
+
+    __device__ int place(int i) const
+    {
+        return at + i < n_stages ? at + i : at + i - n_stages;
+    }
+
+    __device__ uint32_t full_now() const
+    {
+        return full + at * 8;
+    }
+
+    __device__ uint32_t empty_now() const
+    {
+        return empty + at * 8;
+    }
+
+    __device__ void next(int n = 1)
     {
         at += n;
         if (at >= n_stages) {
             at -= n_stages;
             round ^= 1;
         }
-    }
-
-    __device__ void next()
-    {
-        skip(1);
     }
 };
 

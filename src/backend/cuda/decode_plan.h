@@ -1,0 +1,159 @@
+/*
+ * Who does what in the one-launch step of decode.cu, and how a block's weights lie one behind the
+ * other in the order in which it uses them.
+ *
+ * Blocks are in clusters of CLUSTER. A cluster has heads: their rows of the first product, their
+ * keys and values, and their columns of the projection, all shared out among its blocks. The hidden
+ * units, in tiles of 16, are shared out among all blocks, those that have one more being the last
+ * ones, whose clusters have fewer heads: a unit's row of the third product and its column of the
+ * fourth. And every block has its share of the head.
+ */
+#ifndef BML_BACKEND_CUDA_DECODE_PLAN_H
+#define BML_BACKEND_CUDA_DECODE_PLAN_H
+
+#include "backend/cuda/weight.h"
+
+enum {
+    BML_CUDA_CLUSTER = 8,
+    BML_CUDA_WARPS = 8,   /* that multiply */
+    BML_CUDA_HIDDEN = 16, /* units of a tile */
+    BML_CUDA_ROWS = 16,   /* outputs of a tile */
+    BML_CUDA_CHUNK = 64,  /* inputs of two row units */
+};
+
+typedef struct bml_cuda_plan {
+    int n_clusters, n_embd, n_head, head_dim, n_inner, vocab_size;
+} bml_cuda_plan;
+
+/* What one block has, in tiles. */
+typedef struct bml_cuda_share {
+    int cluster, rank;
+    int n_heads;              /* the cluster's: cluster, cluster + n_clusters, ... */
+    int qkv_first, qkv_tiles; /* of the cluster's 3 n_heads head_dim rows: q, k and v of a head */
+    int slice_first, slice_tiles; /* of n_embd: its part of x, and of the projection's rows */
+    int hidden_first, hidden_tiles;
+    int vocab_first, vocab_tiles;
+} bml_cuda_share;
+
+/* Of N things the first one that part I of OF has. */
+BML_CUDA_BOTH static inline int bml_cuda_part(int n, int i, int of)
+{
+    return (int)((long long)n * i / of);
+}
+
+/* Of the tiles of n_embd the first one that the block with this rank in its cluster has. */
+BML_CUDA_BOTH static inline int bml_cuda_slice_first(int n_embd, int rank)
+{
+    return n_embd / BML_CUDA_ROWS * rank / BML_CUDA_CLUSTER;
+}
+
+BML_CUDA_BOTH static inline bml_cuda_share bml_cuda_share_of(const bml_cuda_plan *p, int block)
+{
+    bml_cuda_share s;
+    int n_blocks = p->n_clusters * BML_CUDA_CLUSTER, more = p->n_head % p->n_clusters;
+    int hidden = p->n_inner / BML_CUDA_HIDDEN, with_more = hidden % n_blocks;
+    int vocab = (p->vocab_size + BML_CUDA_ROWS - 1) / BML_CUDA_ROWS;
+    s.cluster = block / BML_CUDA_CLUSTER;
+    s.rank = block % BML_CUDA_CLUSTER;
+    s.n_heads = p->n_head / p->n_clusters + (s.cluster < more);
+    int qkv = s.n_heads * 3 * p->head_dim / BML_CUDA_ROWS;
+    s.qkv_first = bml_cuda_part(qkv, s.rank, BML_CUDA_CLUSTER);
+    s.qkv_tiles = bml_cuda_part(qkv, s.rank + 1, BML_CUDA_CLUSTER) - s.qkv_first;
+    s.slice_first = bml_cuda_slice_first(p->n_embd, s.rank);
+    s.slice_tiles = bml_cuda_slice_first(p->n_embd, s.rank + 1) - s.slice_first;
+    s.hidden_first = hidden / n_blocks * block;
+    s.hidden_tiles = hidden / n_blocks;
+    if (block >= n_blocks - with_more) {
+        s.hidden_first += block - (n_blocks - with_more);
+        s.hidden_tiles++;
+    }
+    s.vocab_first = bml_cuda_part(vocab, block, n_blocks);
+    s.vocab_tiles = bml_cuda_part(vocab, block + 1, n_blocks) - s.vocab_first;
+    return s;
+}
+
+/* The row of the first product that row ROW of the cluster's is. */
+BML_CUDA_BOTH static inline int bml_cuda_qkv_row(const bml_cuda_plan *p, int cluster, int row)
+{
+    int d = p->head_dim, head = cluster + row / (3 * d) * p->n_clusters, part = row % (3 * d);
+    return part / d * p->n_embd + head * d + part % d;
+}
+
+/*
+ * The unit of streaming: what a warp's 32 lanes read together, each what matrix units want of it.
+ * Lane l has rows 2g and 2g + 1 of sixteen, g = l / 4, and of the inputs c = l % 4:
+ *
+ * Row units, of 32 inputs; two make a chunk:
+ *     F32: for j in 0..1, for both rows, all lanes' inputs 16j + 4c and on, four.
+ *     BF16, F16: for s in 0..1, for each pair of inputs 8c + 4s and on, two, both rows'.
+ *     Q8: of inputs 8c and on both rows' first four and both rows' other four; behind a chunk's
+ *         first unit a bfloat16 scale for each row.
+ *     Q4: both rows' inputs 8c and on in the order of their nibbles; then an int8 scale for each
+ *         row.
+ * Column units, of 16 inputs, 4c and on: F32, for both rows all lanes'; BF16 and F16, for each pair
+ *     both rows'; Q8, both rows'; Q4, both rows' nibbles; then scales as above.
+ */
+typedef struct bml_cuda_unit {
+    int row_data, first_bytes, second_bytes; /* without scales, and with them: of a chunk's units */
+    int col_data, col_bytes;
+} bml_cuda_unit;
+
+BML_CUDA_BOTH static constexpr bml_cuda_unit bml_cuda_unit_of(bml_weight_format format)
+{
+    return format == BML_WEIGHTS_F32  ? bml_cuda_unit{2048, 2048, 2048, 1024, 1024}
+           : format == BML_WEIGHTS_Q8 ? bml_cuda_unit{512, 544, 512, 256, 288}
+           : format == BML_WEIGHTS_Q4 ? bml_cuda_unit{256, 272, 272, 128, 144}
+                                      : bml_cuda_unit{1024, 1024, 1024, 512, 512};
+}
+
+/*
+ * Stages of the ring, in the order of the pass:
+ *     the first and the third product, and the head: for each tile of rows two, all chunks' first
+ *         units and all chunks' second ones;
+ *     the projection: for every chunk of the cluster's heads one, first and second units of the
+ *         slice's tiles, tile after tile;
+ *     the fourth product: for each tile of hidden units two, the column units of each half of all
+ *         rows.
+ */
+BML_CUDA_BOTH static inline int bml_cuda_chunks(const bml_cuda_plan *p)
+{
+    return p->n_embd / BML_CUDA_CHUNK;
+}
+
+BML_CUDA_BOTH static inline int bml_cuda_proj_stages(const bml_cuda_plan *p,
+                                                     const bml_cuda_share *s)
+{
+    return s->n_heads * p->head_dim / BML_CUDA_CHUNK;
+}
+
+/* Bytes of a projection's stage. */
+BML_CUDA_BOTH static inline int bml_cuda_proj_bytes(const bml_cuda_share *s, bml_cuda_unit u)
+{
+    return s->slice_tiles * (u.first_bytes + u.second_bytes);
+}
+
+/* And of one of the fourth product. */
+BML_CUDA_BOTH static inline int bml_cuda_column_bytes(const bml_cuda_plan *p, bml_cuda_unit u)
+{
+    return p->n_embd / BML_CUDA_ROWS / 2 * u.col_bytes;
+}
+
+/* Where a block's units of a layer begin, in bytes from its first one, and where they end. */
+typedef struct bml_cuda_stream {
+    size_t proj, expand, contract, end;
+} bml_cuda_stream;
+
+BML_CUDA_BOTH static inline bml_cuda_stream
+bml_cuda_stream_of(const bml_cuda_plan *p, const bml_cuda_share *s, bml_weight_format format)
+{
+    bml_cuda_unit u = bml_cuda_unit_of(format);
+    bml_cuda_stream at;
+    size_t tile = (size_t)bml_cuda_chunks(p) * (u.first_bytes + u.second_bytes);
+    at.proj = s->qkv_tiles * tile;
+    at.expand = at.proj + (size_t)bml_cuda_proj_stages(p, s) * bml_cuda_proj_bytes(s, u);
+    at.contract = at.expand + s->hidden_tiles * tile;
+    at.end = at.contract + (size_t)s->hidden_tiles * 2 * bml_cuda_column_bytes(p, u);
+    return at;
+}
+
+#endif
