@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "gpt2/philox.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,7 @@ static void penalize(float *logits, int n_tokens, const int32_t *history, size_t
     }
 }
 
+/* The lowest index of the largest. */
 static int32_t argmax(const float *logits, int n_tokens)
 {
     int32_t best = 0;
@@ -59,6 +61,42 @@ static int32_t argmax(const float *logits, int n_tokens)
         if (logits[i] > logits[best])
             best = i;
     return best;
+}
+
+/* Moves the root of a heap of N, the smallest one, to where it belongs. */
+static void sink(float *heap, int n)
+{
+    float moved = heap[0];
+    int at = 0;
+    for (int child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && heap[child + 1] < heap[child])
+            child++;
+        if (!(heap[child] < moved))
+            break;
+        heap[at] = heap[child];
+    }
+    heap[at] = moved;
+}
+
+/* The Kth largest of N logits, 0 < K < N. HEAP [K] holds the largest so far; most logits are below
+ * all of these, whole blocks at a time. */
+static float kth_largest(const float *logits, int n, int k, float *heap)
+{
+    enum { BLOCK = 64 };
+    for (int i = 0; i < k; i++)
+        heap[i] = -INFINITY;
+    for (int first = 0; first < n; first += BLOCK) {
+        int end = n - first < BLOCK ? n : first + BLOCK;
+        float largest = logits[first];
+        for (int i = first + 1; i < end; i++)
+            largest = logits[i] > largest ? logits[i] : largest;
+        for (int i = first; largest > heap[0] && i < end; i++)
+            if (logits[i] > heap[0]) {
+                heap[0] = logits[i];
+                sink(heap, k);
+            }
+    }
+    return heap[0];
 }
 
 /* More probable first; equals in id order, so that every choice below is determined. */
@@ -90,55 +128,68 @@ static candidate pop(candidate *heap, size_t n)
     return top;
 }
 
-/*
- * Keeps what top-k, top-p and min-p allow. Returns the number kept; they lie at the end of C, and
- * *total is the sum of their probabilities. Only as much is sorted as is kept.
- */
-static size_t keep(const bml_sampling *s, candidate *c, size_t n, double *total)
+static int by_probability(const void *a, const void *b)
 {
-    size_t k = s->top_k > 0 && (size_t)s->top_k < n ? (size_t)s->top_k : n;
-    double all = 0, kept = 0, kth = 0;
-    bool heaped = k < n || s->top_p < 1;
-    if (heaped)
-        for (size_t i = n / 2; i-- > 0;)
-            sift_down(c, n, i);
-    if (k < n) { /* transformers keeps everything that equals the k-th */
-        size_t popped = 0;
-        for (; popped < n && (popped < k || c[0].p == kth); popped++) {
-            kth = pop(c, n - popped).p;
-            all += kth;
-        }
-        k = popped;
-    } else {
-        for (size_t i = 0; i < n; i++)
-            all += c[i].p;
-    }
+    const candidate *x = a, *y = b;
+    return x->id == y->id ? 0 : goes_before(*x, *y) ? 1 : -1;
+}
 
-    double threshold = s->min_p; /* of the best one's p, which is 1 */
+/* The candidates that top-k leaves, everything that equals the Kth included, as transformers has
+ * it, and then sorted, the most probable one last. HEAP [top_k]. Returns how many. */
+static size_t choose(const bml_sampling *s, const float *logits, int n_tokens, candidate *c,
+                     float *heap, bool *sorted)
+{
+    double largest = logits[argmax(logits, n_tokens)];
+    float least = -INFINITY;
+    size_t n = 0;
+    *sorted = s->top_k > 0 && s->top_k < n_tokens;
+    if (*sorted)
+        least = kth_largest(logits, n_tokens, s->top_k, heap);
+    for (int32_t i = 0; i < n_tokens; i++)
+        if (logits[i] >= least) {
+            double distance = (double)logits[i] - largest;
+            c[n++] = (candidate){exp(distance / (double)s->temperature), i};
+        }
+    if (*sorted)
+        qsort(c, n, sizeof *c, by_probability);
+    return n;
+}
+
+/*
+ * Keeps what top-p and min-p allow of the N candidates; SORTED: the most probable one is the last.
+ * Returns the number kept; they lie at the end of C, and *total is the sum of their probabilities.
+ * Only as much is sorted as is kept.
+ */
+static size_t keep(const bml_sampling *s, candidate *c, size_t n, bool sorted, double *total)
+{
+    double all = 0, kept = 0, threshold = s->min_p; /* of the best one's p, which is 1 */
+    size_t n_kept = 0;
     if (s->top_p >= 1) {
-        candidate *from = c + (n - k);
-        size_t kept_n = 0;
         /* Compacted towards the end, in the order they lie in. */
-        for (size_t i = k; i-- > 0;)
-            if (from[i].p >= threshold) {
-                kept += from[i].p;
-                from[k - ++kept_n] = from[i];
+        for (size_t i = n; i-- > 0;)
+            if (c[i].p >= threshold) {
+                kept += c[i].p;
+                c[n - ++n_kept] = c[i];
             }
         *total = kept;
-        return kept_n;
+        return n_kept;
     }
+    if (!sorted)
+        for (size_t i = n / 2; i-- > 0;)
+            sift_down(c, n, i);
+    for (size_t i = 0; i < n; i++)
+        all += c[sorted ? n - 1 - i : i].p;
     /* top-p: a token stays while those before it have not reached p of the mass. */
-    size_t kept_n = 0;
-    for (; kept_n < k; kept_n++) {
-        candidate next = k < n ? c[n - 1 - kept_n] : c[0];
-        if (kept_n && (kept >= s->top_p * all || next.p < threshold))
+    for (; n_kept < n; n_kept++) {
+        candidate next = sorted ? c[n - 1 - n_kept] : c[0];
+        if (n_kept && (kept >= s->top_p * all || next.p < threshold))
             break;
-        if (k == n)
-            pop(c, n - kept_n);
+        if (!sorted)
+            pop(c, n - n_kept);
         kept += next.p;
     }
     *total = kept;
-    return kept_n;
+    return n_kept;
 }
 
 static int32_t draw(const candidate *c, size_t n, double total, double uniform)
@@ -153,7 +204,10 @@ static int32_t draw(const candidate *c, size_t n, double total, double uniform)
 
 static bml_status check_finite(const float *logits, int n_tokens, uint64_t step, bml_error *err)
 {
+    bool finite = true; /* of all first, which is quick */
     for (int i = 0; i < n_tokens; i++)
+        finite &= fabsf(logits[i]) <= FLT_MAX;
+    for (int i = 0; i < n_tokens && !finite; i++)
         if (!isfinite(logits[i]))
             return bml_fail(err, BML_ERR_NUMERIC,
                             "step %llu: the logit of token %d is %g; it must be finite",
@@ -173,28 +227,33 @@ bml_status bml_sample(const bml_sampling *s, const float *logits, int n_tokens,
     if (status)
         return status;
 
+    bool penalty = s->repetition_penalty != 1, draws = s->temperature != 0;
     size_t n = (size_t)n_tokens;
-    /* One allocation: the candidates, the logits with the penalty, and who has been seen. */
-    candidate *c = bml_calloc(n, sizeof *c + sizeof(float) + 1);
-    if (!c)
-        return bml_fail_memory(err, n * (sizeof *c + sizeof(float) + 1), "sampling");
-    float *adjusted = (float *)(c + n);
-    uint8_t *seen = (uint8_t *)(adjusted + n);
-    memcpy(adjusted, logits, n * sizeof *adjusted);
-    if (s->repetition_penalty != 1)
-        penalize(adjusted, n_tokens, history, n_history, s->repetition_penalty, seen);
+    size_t heap = draws && s->top_k > 0 && s->top_k < n_tokens ? (size_t)s->top_k : 0;
+    /* One allocation: the candidates, top-k's heap, the logits with the penalty, and who has been
+     * seen. */
+    size_t bytes = (draws ? n * sizeof(candidate) : 0) + heap * sizeof(float) +
+                   (penalty ? n * (sizeof(float) + sizeof(uint8_t)) : 0);
+    candidate *c = bytes ? bml_calloc(1, bytes) : NULL;
+    if (bytes && !c)
+        return bml_fail_memory(err, bytes, "sampling");
+    float *floats = (float *)(c + (draws ? n : 0));
+    if (penalty) {
+        float *adjusted = floats + heap;
+        memcpy(adjusted, logits, n * sizeof *adjusted);
+        penalize(adjusted, n_tokens, history, n_history, s->repetition_penalty,
+                 (uint8_t *)(adjusted + n));
+        logits = adjusted;
+    }
 
-    int32_t best = argmax(adjusted, n_tokens);
-    if (s->temperature == 0) {
-        *token = best;
+    if (!draws) {
+        *token = argmax(logits, n_tokens);
     } else {
-        for (int32_t i = 0; i < n_tokens; i++) {
-            double distance = (double)adjusted[i] - (double)adjusted[best];
-            c[i] = (candidate){exp(distance / (double)s->temperature), i};
-        }
+        bool sorted;
         double total;
-        size_t kept = keep(s, c, n, &total);
-        *token = draw(c + n - kept, kept, total, bml_philox_uniform(s->seed, step));
+        size_t left = choose(s, logits, n_tokens, c, floats, &sorted);
+        size_t kept = keep(s, c, left, sorted, &total);
+        *token = draw(c + left - kept, kept, total, bml_philox_uniform(s->seed, step));
     }
     free(c);
     return BML_OK;

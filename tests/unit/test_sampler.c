@@ -128,6 +128,45 @@ static void test_top_p_counts_what_top_k_left(void **state)
     s.top_p = 0.6f;
     frequencies(&s, logits, 4, 1000, f);
     assert_true(f[1] > 0.3 && f[2] == 0);
+    float equal[5] = {2, 2, 2, 2,
+                      1}; /* top-k leaves all four, and of these the lower ids are first */
+    s.top_p = 0.5f;
+    frequencies(&s, equal, 5, 2000, f);
+    assert_true(f[0] > 0.4 && f[1] > 0.4 && f[2] == 0 && f[3] == 0 && f[4] == 0);
+}
+
+static int descending(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* More logits than are looked at one by one: the largest K in any order, equal ones among them. */
+static void test_top_k_of_many(void **state)
+{
+    (void)state;
+    enum { N = 1000, DRAWS = 400 };
+    static float logits[N];
+    uint64_t random = 3;
+    for (int k = 1; k < N; k = 3 * k + 1) {
+        for (int i = 0; i < N; i++)
+            logits[i] = (float)(test_random(&random) % 700) / 100;
+        float sorted[N];
+        memcpy(sorted, logits, sizeof sorted);
+        qsort(sorted, N, sizeof *sorted, descending);
+        bml_sampling s = bml_sampling_default();
+        s.top_k = k;
+        s.temperature = 50; /* nearly uniform */
+        int drawn = 0;
+        bool seen[N] = {0};
+        for (uint64_t step = 0; step < DRAWS; step++) {
+            int32_t token = pick(&s, logits, N, step);
+            assert_true(logits[token] >= sorted[k - 1]);
+            drawn += !seen[token];
+            seen[token] = true;
+        }
+        assert_true(drawn >= (k < DRAWS ? k : DRAWS) / 3);
+    }
 }
 
 static void test_min_p(void **state)
@@ -265,6 +304,7 @@ int main(void)
         cmocka_unit_test(test_top_k),
         cmocka_unit_test(test_top_p),
         cmocka_unit_test(test_top_p_counts_what_top_k_left),
+        cmocka_unit_test(test_top_k_of_many),
         cmocka_unit_test(test_min_p),
         cmocka_unit_test(test_repetition_penalty),
         cmocka_unit_test(test_extremes_are_safe),
