@@ -9,6 +9,8 @@ typedef struct bml_output_file {
     int fd;
     const char *path; /* the caller's, as long as the file is open */
     char *temporary;  /* NULL once closed */
+    char *block;      /* what has not been written yet, FILLED bytes */
+    size_t filled;
 } bml_output_file;
 
 /* Opens a temporary file beside PATH. */
