@@ -113,6 +113,40 @@ static void test_fused_equals_kernels(void **state)
     model = models[0];
 }
 
+/* Few tokens of a pass want logits, or none, of several slots side by side: the last layer is done
+ * for these alone, which must not show. */
+static void test_same_bits_for_few_rows(void **state)
+{
+    (void)state;
+    enum { SLOTS = 3, N = 90 };
+    static const size_t pieces[] = {40, 2, 30, 1, 17};
+    static float fused[N * 8192], plain[N * 8192];
+    uint64_t random = 11;
+    for (int format = 0; format <= BML_WEIGHTS_Q4; format++)
+        for (int threads = 1; threads <= 3; threads++) {
+            model = models[format];
+            bml_session_options o = {.n_threads = threads, .n_slots = SLOTS};
+            bml_session *f = session_with(o), *p = session_with(o);
+            p->kernel_by_kernel = true;
+            for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+                bml_batch_token batch[N];
+                size_t rows = 0;
+                for (size_t t = 0; t < pieces[i]; t++) {
+                    batch[t] = (bml_batch_token){(int32_t)(test_random(&random) % 8192),
+                                                 (int32_t)(test_random(&random) % SLOTS),
+                                                 i != 1 && test_random(&random) % 6 == 0};
+                    rows += batch[t].want_logits;
+                }
+                ok(bml_session_eval(f, batch, pieces[i], fused, &err));
+                ok(bml_session_eval(p, batch, pieces[i], plain, &err));
+                assert_memory_equal(fused, plain, rows * 8192 * sizeof(float));
+            }
+            bml_session_free(f);
+            bml_session_free(p);
+        }
+    model = models[0];
+}
+
 static void test_same_bits_beside_others(void **state)
 {
     (void)state;
@@ -553,6 +587,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_fused_equals_kernels),
+        cmocka_unit_test(test_same_bits_for_few_rows),
         cmocka_unit_test(test_same_bits_beside_others),
         cmocka_unit_test(test_cache_equals_stateless),
         cmocka_unit_test(test_truncate_goes_back),

@@ -25,8 +25,9 @@ struct bml_queue {
      * thread has a share of .bytes_each: see bml_cpu_begin. */
     char *memory;
     size_t bytes, bytes_each, own_rows_at, own_quantized_at, best_at;
-    void *quantized; /* rows of bml_quant_row for every token */
-    float *second;   /* [BML_CPU_OWN_ROWS, the device's max_width]; see linear_rows.c */
+    void *quantized;  /* rows of bml_quant_row for every token */
+    float *second;    /* [BML_CPU_OWN_ROWS, the device's max_width]; see linear_rows.c */
+    int32_t *of_rows; /* [3, n_rows]; see pass.c */
 };
 
 /* Row-major products pack panels of weights, up to BML_CPU_PANEL columns of half of the inputs,

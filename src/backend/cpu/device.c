@@ -244,7 +244,8 @@ bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *er
     size_t each = round_up(best + (size_t)batch->n_rows * sizeof(bml_best));
     size_t shared = each * (size_t)bml_pool_threads(queue->pool);
     size_t second = shared + n_tokens * bml_quant_row_bytes(width);
-    size_t bytes = second + BML_CPU_OWN_ROWS * width * sizeof(float);
+    size_t rows = second + BML_CPU_OWN_ROWS * width * sizeof(float);
+    size_t bytes = rows + 3 * (size_t)batch->n_rows * sizeof(int32_t);
     if (bytes > queue->bytes) {
         char *memory = aligned_alloc(64, round_up(bytes));
         if (!memory)
@@ -260,6 +261,7 @@ bml_status bml_cpu_begin(bml_queue *queue, const bml_batch *batch, bml_error *er
     queue->quantized = queue->memory + shared;
     queue->second = (float *)(queue->memory + second);
     queue->batch = batch;
+    queue->of_rows = (int32_t *)(queue->memory + rows);
     return BML_OK;
 }
 

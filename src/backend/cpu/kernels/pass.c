@@ -3,9 +3,12 @@
  * one, with the norm folded into the product behind it, bias, activation and residual into the end
  * of the product before, and a barrier only where a thread needs what others have made. Threads
  * split the columns of products and the heads or queries of attention; small things (norms and
- * quantisation of a few rows) every thread does for itself, which is quicker than waiting.
+ * quantisation of a few rows) every thread does for itself, which is quicker than waiting. Of the
+ * tokens of a prompt most want no logits: in the last layer these give keys and values alone.
  */
 #include "backend/cpu/kernels/linear.h"
+
+#include <string.h>
 
 typedef struct pass {
     bml_queue *queue;
@@ -15,6 +18,7 @@ typedef struct pass {
     bml_kv_cache *cache;
     int n_valid;
     size_t n_embd, n_tokens, n_head, head_dim;
+    const struct pass *of_rows; /* the same of the tokens that want logits alone; or NULL */
 } pass;
 
 /* A thread's view of the pass. */
@@ -166,21 +170,18 @@ static void self_attention(const worker *w, int l, input in, const bml_linear_we
         attend(p, l, at % n_groups, at / n_groups, scale, w->scratch);
 }
 
-static void layer(const worker *w, int l)
+/* From what the heads of a layer give to its output. */
+static void finish_layer(const worker *w, int l)
 {
     const pass *p = w->p;
     const bml_layer_weights *weights = &p->w->layers[l];
     size_t n = p->n_tokens, n_inner = (size_t)p->w->config.n_inner;
     bml_activations *a = p->a;
 
-    input in = prepare(w, a->x.data, n, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
-    self_attention(w, l, in, &weights->c_attn);
-    wait_for_all(w);
-
     bml_linear_job job = product(w, &a->branch, &weights->c_proj);
     job.epilogue = BML_ADD;
     job.residual = a->x.data;
-    in = prepare(w, a->merged.data, n, p->n_embd, NULL, false, job.w);
+    input in = prepare(w, a->merged.data, n, p->n_embd, NULL, false, job.w);
     multiply(w, job, in);
     wait_for_all(w);
 
@@ -197,6 +198,57 @@ static void layer(const worker *w, int l)
     in = prepare(w, a->hidden.data, n, n_inner, NULL, false, job.w);
     multiply(w, job, in);
     wait_for_all(w);
+}
+
+static void layer(const worker *w, int l)
+{
+    const pass *p = w->p;
+    const bml_layer_weights *weights = &p->w->layers[l];
+    input in =
+        prepare(w, p->a->x.data, p->n_tokens, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
+    self_attention(w, l, in, &weights->c_attn);
+    wait_for_all(w);
+    finish_layer(w, l);
+}
+
+/* Of the product before attention this thread's share of columns BEGIN..END. */
+static void multiply_qkv(const worker *w, int l, size_t begin, size_t end)
+{
+    const pass *p = w->p;
+    const bml_layer_weights *weights = &p->w->layers[l];
+    input in =
+        prepare(w, p->a->x.data, p->n_tokens, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
+    bml_linear_job job = begin_product(w, product(w, &p->a->qkv, &weights->c_attn), in);
+    size_t first, last;
+    bml_split(end - begin, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &first, &last);
+    finish_cols(w, &job, begin + first, begin + last);
+    wait_for_all(w);
+}
+
+/* The last layer where few tokens want logits: keys and values of all, the rest of these few, which
+ * move to the front of x. From then on W's pass is theirs. */
+static void last_layer(worker *w, int l)
+{
+    const pass *p = w->p, *rows = p->of_rows;
+    size_t n_parts = (size_t)w->n_parts, part = (size_t)w->part, c = p->n_embd;
+    bool apart = c % KERNEL(linear_grain)(&p->w->layers[l].c_attn.w) == 0;
+    multiply_qkv(w, l, apart ? c : 0, 3 * c);
+    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
+        store_kv(p, l, at % p->n_tokens, at / p->n_tokens);
+    for (size_t r = 0; part == 0 && r < rows->n_tokens; r++)
+        memmove((float *)p->a->x.data + r * c, (float *)p->a->x.data + (size_t)p->batch->row[r] * c,
+                c * sizeof(float));
+    wait_for_all(w);
+    w->p = rows;
+    if (!rows->n_tokens)
+        return;
+    multiply_qkv(w, l, 0, apart ? c : 3 * c);
+    size_t n_groups = KERNEL(attend_groups)(rows->batch);
+    for (size_t at = part; at < p->n_head * n_groups; at += n_parts)
+        attend(rows, l, at % n_groups, at / n_groups, bml_attention_scale(&p->w->config, l),
+               w->scratch);
+    wait_for_all(w);
+    finish_layer(w, l);
 }
 
 /* Logits of the rows that want them; each thread also finds the best of the ids it has computed. */
@@ -251,9 +303,25 @@ static void run_part(void *context, int part, int n_parts)
     embed(&w);
     wait_for_all(&w);
     for (int l = 0; l < p->w->config.n_layer; l++)
-        layer(&w, l);
+        if (p->of_rows && l + 1 == p->w->config.n_layer)
+            last_layer(&w, l);
+        else
+            layer(&w, l);
     if (p->batch->n_rows)
         head(&w);
+}
+
+/* The batch's tokens that want logits, as a batch without their ids. */
+static bml_batch rows_of(bml_queue *queue, const bml_batch *batch)
+{
+    int n = batch->n_rows;
+    int32_t *position = queue->of_rows, *slot = position + n, *row = slot + n;
+    for (int r = 0; r < n; r++) {
+        position[r] = batch->position[batch->row[r]];
+        slot[r] = batch->slot[batch->row[r]];
+        row[r] = r;
+    }
+    return (bml_batch){.n_tokens = n, .position = position, .slot = slot, .n_rows = n, .row = row};
 }
 
 bool KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
@@ -270,6 +338,12 @@ bool KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_bat
               .n_tokens = (size_t)batch->n_tokens,
               .n_head = n_head,
               .head_dim = n_embd / n_head};
+    bml_batch rows = rows_of(queue, batch);
+    pass of_rows = p;
+    of_rows.batch = &rows;
+    of_rows.n_tokens = (size_t)rows.n_tokens;
+    if (2 * of_rows.n_tokens <= p.n_tokens) /* the last layer in two steps is worth it */
+        p.of_rows = &of_rows;
     bml_pool_run(queue->pool, run_part, &p);
     return true;
 }
