@@ -202,13 +202,14 @@ static double peak(const bench *b)
     return integers ? b->limits.int8_ops_per_s : b->limits.flops_per_s;
 }
 
-/* Two operations for every weight of every token, the head only where logits are wanted, and 4 C
- * for every pair of a token and one that it sees. */
+/* Two operations for every weight of every token, and 4 C for every pair of a token and one that it
+ * sees. Logits are wanted of one token: in the last layer, others need keys and values alone. */
 static double prefill_flops(const bml_model_info *info)
 {
-    double c = info->n_embd, t = n_prompt;
-    double layer = 2 * t * (4 * c * c + 2 * c * info->n_inner) + 2 * c * t * (t + 1);
-    return n_batch * (info->n_layer * layer + 2 * c * info->vocab_size);
+    double c = info->n_embd, t = n_prompt, kv = 4 * c * c, rest = 4 * c * c + 4 * c * info->n_inner;
+    double layer = t * (kv + rest) + 2 * c * t * (t + 1);
+    double last = t * kv + rest + 4 * c * t;
+    return n_batch * ((info->n_layer - 1) * layer + last + 2 * c * info->vocab_size);
 }
 
 /* The weights once, and each sequence's keys and values, of which there are more every step. */

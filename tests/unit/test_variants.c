@@ -64,6 +64,17 @@ static void test_logits(void **state)
         if (memcmp(whole, other, l.n_logits * sizeof *other) != 0)
             fail_msg("in pieces of %zu the logits have other bits", pieces[p]);
     }
+
+    /* Of the whole prompt the last token's alone. */
+    bml_batch_token *batch = calloc(l.n_prompt, sizeof *batch);
+    assert_non_null(batch);
+    for (size_t i = 0; i < l.n_prompt; i++)
+        batch[i] = (bml_batch_token){l.prompt[i], 0, i + 1 == l.n_prompt};
+    expect_ok(bml_session_new(l.model, NULL, &session, &err), &err);
+    expect_ok(bml_session_eval(session, batch, l.n_prompt, other, &err), &err);
+    assert_memory_equal(other, whole + (l.n_prompt - 1) * vocab, vocab * sizeof *other);
+    bml_session_free(session);
+    free(batch);
     free(whole);
     free(other);
     variant_free(&l);
