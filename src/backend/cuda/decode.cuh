@@ -81,6 +81,13 @@ struct arguments {
     int few, inbox_bytes;      /* floats; see memory_map in decode.cu */
 };
 
+/* How many tiles of rows are waited for together: two, unless these are long, or the
+ * kernel does not know how long (0). */
+BML_CUDA_BOTH static constexpr int together_for(int n_embd)
+{
+    return n_embd > 0 && n_embd <= 1024 ? 2 : 1;
+}
+
 template <bml_weight_format F> struct format_tag {
     static constexpr bml_weight_format format = F;
 };

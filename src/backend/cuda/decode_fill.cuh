@@ -102,12 +102,6 @@ struct filler {
     }
 };
 
-/* How many tiles of rows are waited for together: two, unless these are long. */
-__device__ static constexpr int together_for(int n_embd)
-{
-    return n_embd > 0 && n_embd <= 1024 ? 2 : 1;
-}
-
 template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD>
 __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_share &s)
 {

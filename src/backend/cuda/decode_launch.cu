@@ -250,7 +250,8 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
                    4 * sizeof(uint64_t);
     size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
     size_t most = (size_t)device->shared_bytes;
-    size_t least = format == BML_WEIGHTS_F32 ? 3 : 4; /* what is waited for together, at most */
+    /* What warps wait for together: two tiles of rows or, but for F32, two of hidden units. */
+    size_t least = format == BML_WEIGHTS_F32 && together_for(c) == 1 ? 3 : 4;
     if (fixed + least * stage > most)
         return 0;
     p->n_stages = (int)((most - fixed) / stage);
