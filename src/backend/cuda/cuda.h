@@ -39,6 +39,7 @@ struct bml_queue {
     char *scratch;
     size_t scratch_bytes;
     struct bml_cuda_decoder *decoder; /* see decode.h; NULL until needed */
+    bool no_decoder;                  /* making it failed */
     struct bml_cuda_graph *graph;     /* see pass16.h; NULL until needed */
     /* Pinned memory for the ids of rows (choice.h), and the buffer of which this pass leaves a copy
      * there; NULL for none. */

@@ -17,10 +17,10 @@ void bml_cuda_decoder_free(bml_cuda_decoder *decoder);
  * launch uses; 0 if it cannot be. */
 int bml_cuda_decode_clusters(int shared_bytes);
 
-/* Whether the pass of QUEUE's batch can be one launch: few tokens, each of its own sequence, on
- * Hopper or later, with the shapes that decode.cu is written for. */
-bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *weights,
-                         const bml_kv_cache *cache);
+/* Whether the pass of QUEUE's batch can be one launch: one token, on Hopper or later, with the
+ * shapes that decode.cu is written for. The first one makes the queue's decoder; without room for
+ * it none can be. */
+bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *weights, const bml_kv_cache *cache);
 
 /* As bml_backend.forward. */
 void bml_cuda_decode(bml_queue *queue, const bml_weights *weights, bml_activations *activations,

@@ -171,11 +171,8 @@ static bml_cuda_plan plan_of(const bml_queue *queue, const bml_weights *w)
             c->n_embd / c->n_head,     c->n_inner, c->vocab_size};
 }
 
-/* The queue's decoder, made at the first call: the weights and the cache of a queue stay. */
-static cudaError_t decoder_of(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
+static cudaError_t decoder_new(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
 {
-    if (queue->decoder)
-        return cudaSuccess;
     bml_cuda_decoder *d = (bml_cuda_decoder *)bml_calloc(1, sizeof *d);
     if (!d)
         return cudaErrorMemoryAllocation;
@@ -198,6 +195,21 @@ static cudaError_t decoder_of(bml_queue *queue, const bml_weights *w, const bml_
     else
         queue->decoder = d;
     return error;
+}
+
+/* Whether the queue has its decoder, which is made once: its weights and its cache stay. Without
+ * room for it other passes run. */
+static bool has_decoder(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
+{
+    if (!queue->decoder && !queue->no_decoder) {
+        cudaError_t error = decoder_new(queue, w, cache);
+        queue->no_decoder = error != cudaSuccess;
+        if (error == cudaErrorMemoryAllocation)
+            cudaGetLastError(); /* nobody is to find it */
+        else if (error)
+            bml_cuda_note(queue, error);
+    }
+    return queue->decoder;
 }
 
 /* The sizes of the model, and the token. */
@@ -258,7 +270,7 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
     return fixed + p->n_stages * stage;
 }
 
-bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
+bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
 {
     const bml_hf_config *c = &w->config;
     int d = cache->head_dim;
@@ -269,7 +281,7 @@ bool bml_cuda_can_decode(const bml_queue *queue, const bml_weights *w, const bml
         return false;
     arguments p = {};
     fill_sizes(&p, queue, w, cache);
-    return lay_out(&p, queue->device, format) > 0;
+    return lay_out(&p, queue->device, format) > 0 && has_decoder(queue, w, cache);
 }
 
 /* Clears the words that blocks exchange, so that tags are one use old. The first use's is 1. */
@@ -288,11 +300,6 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
 {
     const bml_hf_config *c = &w->config;
     bml_weight_format format = w->layers[0].c_attn.w.format;
-    cudaError_t error = decoder_of(queue, w, cache);
-    if (error) {
-        bml_cuda_note(queue, error);
-        return;
-    }
     bml_cuda_decoder *d = queue->decoder;
     arguments p = {};
     fill_sizes(&p, queue, w, cache);
@@ -321,7 +328,7 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
         p.token = queue->batch->token[0];
     else
         p.from = p.id;
-    error = clear_exchange(d, queue->stream);
+    cudaError_t error = clear_exchange(d, queue->stream);
     p.use = d->use;
     p.best_use = d->best_use;
     if (!error)
