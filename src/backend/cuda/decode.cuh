@@ -57,7 +57,7 @@ struct qkv_row {
 struct arguments {
     bml_cuda_plan plan;
     const layer *layers;
-    vectors vectors;
+    struct vectors vectors;
     const char *stream; /* the packed weights of layers, and of the head behind them */
     const size_t *begin, *head_begin; /* of each block's in a layer's, and in the head's */
     size_t layer_bytes;
@@ -78,7 +78,7 @@ struct arguments {
     int32_t *id, *host_id;
     int n_stages, stage_bytes;
     int chunks, keys_of_stage; /* of n_embd, and of a stage */
-    int few, inbox_bytes;      /* floats; see memory_map in decode.cu */
+    int few, inbox_bytes;      /* floats, and bytes of what is sent; see memory_map in decode.cu */
 };
 
 /* How many tiles of rows are waited for together: two, unless these are long, or the

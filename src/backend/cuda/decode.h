@@ -1,4 +1,4 @@
-/* The pass of one to eight tokens as one launch; see decode.cu. */
+/* The pass of one token as one launch; see decode.cu. */
 #ifndef BML_BACKEND_CUDA_DECODE_H
 #define BML_BACKEND_CUDA_DECODE_H
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* What a queue keeps between launches. */
+/* What a queue keeps between launches: above all the weights again, in the order of the pass. */
 typedef struct bml_cuda_decoder bml_cuda_decoder;
 
 void bml_cuda_decoder_free(bml_cuda_decoder *decoder);
@@ -22,7 +22,7 @@ int bml_cuda_decode_clusters(int shared_bytes);
  * it none can be. */
 bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *weights, const bml_kv_cache *cache);
 
-/* As bml_backend.forward. */
+/* As bml_backend.forward, where that says yes. */
 void bml_cuda_decode(bml_queue *queue, const bml_weights *weights, bml_activations *activations,
                      bml_kv_cache *cache, int n_valid);
 

@@ -15,7 +15,7 @@ enum {
 struct bml_cuda_decoder {
     bml_cuda_plan plan;
     layer *layers; /* device memory, as what follows */
-    vectors vectors;
+    struct vectors vectors;
     char *stream;
     size_t *begin; /* and the head's behind them */
     size_t layer_bytes;
@@ -277,7 +277,7 @@ bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_ca
     bml_weight_format format = w->layers[0].c_attn.w.format;
     if (queue->device->n_clusters < 1 || queue->batch->n_tokens > 1 || c->n_embd % CHUNK ||
         c->n_embd < TILE * CLUSTER || c->n_embd > MAX_EMBD || c->n_inner % HIDDEN ||
-        (d != 64 && d != 128) || c->vocab_size >= 1 << 24 || !same_format(w, format))
+        (d != 64 && d != 128) || !same_format(w, format))
         return false;
     arguments p = {};
     fill_sizes(&p, queue, w, cache);
