@@ -68,6 +68,7 @@ bml_status bml_cuda_fail(bml_error *err, cudaError_t error, size_t bytes, const 
 bml_status bml_cuda_weight_new(bml_device *device, const bml_matrix *matrix, bool out_in,
                                bml_weight_format format, bml_weight *weight, bml_error *err);
 void bml_cuda_weight_free(bml_device *device, bml_weight *weight);
+
 /* As bml_backend.forward; see forward.c. */
 bool bml_cuda_forward(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                       bml_activations *activations, bml_kv_cache *cache, int n_valid);

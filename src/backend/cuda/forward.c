@@ -30,7 +30,7 @@ bool bml_cuda_forward(bml_queue *queue, const bml_weights *weights, const bml_ba
     enqueue(queue, weights, activations, cache, n_valid);
     queue->batch = batch;
     chain->ahead = !queue->error;
-    queue->error =
-        cudaSuccess; /* whoever asks for that step enqueues it, and hears what is wrong */
+    /* Whoever asks for that step enqueues it, and hears what is wrong. */
+    queue->error = cudaSuccess;
     return true;
 }
