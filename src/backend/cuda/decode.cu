@@ -417,7 +417,7 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
 
     __device__ __forceinline__ void attend(const layer &l)
     {
-        int pitch = head_dim + 8, lanes = head_dim / 8, part = 8 * (lane % lanes);
+        int pitch = bml_cuda_state_pitch(head_dim), lanes = head_dim / 8, part = 8 * (lane % lanes);
         int sharing = COMPUTE / head_dim; /* lanes of an element below: four or two */
         int e = threadIdx.x / sharing, q_of = threadIdx.x % sharing;
         run keys(p.position, s.rank);
@@ -698,33 +698,31 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
 {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
-    enum { X, QKV_SENT, STATES_SENT, SUMS, INBOXES };
     const bml_cuda_plan &plan = p.plan;
     bml_cuda_share s = bml_cuda_share_of(&plan, blockIdx.x);
     uint64_t *barriers = (uint64_t *)(memory + p.n_stages * p.stage_bytes);
     uint32_t full = shared_address(barriers), empty = full + p.n_stages * 8;
     uint32_t inboxes = empty + p.n_stages * 8;
     ring r = {memory, full, empty, p.n_stages, p.stage_bytes, 0, 0};
-    int shared_out = run::shared_out(p.position) ? s.n_heads : 0;
-    uint32_t bytes[INBOXES] = {(uint32_t)(plan.n_embd * 4),
-                               (uint32_t)(s.n_heads * 3 * plan.head_dim * 4),
-                               (uint32_t)(CLUSTER * shared_out * (plan.head_dim + 2) * 4),
-                               (uint32_t)(CLUSTER * s.slice_tiles * TILE * 4)};
+    uint32_t bytes[BML_CUDA_INBOXES];
+#pragma unroll
+    for (int i = 0; i < BML_CUDA_INBOXES; i++)
+        bytes[i] = bml_cuda_inbox_bytes(&plan, &s, i, run::shared_out(p.position));
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.n_stages; i++) {
             barrier_init(full + 8 * i, 1);
             barrier_init(empty + 8 * i, WARPS);
         }
-        for (int i = 0; i < INBOXES; i++)
+        for (int i = 0; i < BML_CUDA_INBOXES; i++)
             barrier_init(inboxes + 8 * i, 1);
         barrier_init_fence();
-        for (int i = 0; i < INBOXES; i++)
+        for (int i = 0; i < BML_CUDA_INBOXES; i++)
             barrier_expect(inboxes + 8 * i, bytes[i]);
     }
     meet_cluster();
     if (threadIdx.x < COMPUTE) {
         memory_map m;
-        m.x = (float *)(barriers + 2 * p.n_stages + INBOXES);
+        m.x = (float *)(barriers + 2 * p.n_stages + BML_CUDA_INBOXES);
         m.qkv = m.sums = m.x + plan.n_embd;
         m.states = m.qkv + s.n_heads * 3 * plan.head_dim;
         m.few = m.qkv + p.inbox_bytes / 4;
@@ -747,25 +745,26 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
         wait_for_warps();
         int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0); /* uniform */
         uint32_t base = shared_address(memory);
-        worker<F, HEAD, N_EMBD> w = {shape<N_EMBD>(plan),
-                                     p,
-                                     plan,
-                                     s,
-                                     m,
-                                     r,
-                                     {inboxes + 8 * X, bytes[X], 0},
-                                     {inboxes + 8 * QKV_SENT, bytes[QKV_SENT], 0},
-                                     {inboxes + 8 * STATES_SENT, bytes[STATES_SENT], 0},
-                                     {inboxes + 8 * SUMS, bytes[SUMS], 0},
-                                     warp,
-                                     lane,
-                                     (int)threadIdx.x / 4,
-                                     lane % 4,
-                                     base,
-                                     {address_in(base, lane % 4), address_in(base, lane % 4 + 4)},
-                                     address_in(base, warp),
-                                     m.taken + warp * MAX_EACH * 256,
-                                     {}};
+        worker<F, HEAD, N_EMBD> w = {
+            shape<N_EMBD>(plan),
+            p,
+            plan,
+            s,
+            m,
+            r,
+            {inboxes + 8 * BML_CUDA_X_IN, bytes[BML_CUDA_X_IN], 0},
+            {inboxes + 8 * BML_CUDA_QKV_IN, bytes[BML_CUDA_QKV_IN], 0},
+            {inboxes + 8 * BML_CUDA_STATES_IN, bytes[BML_CUDA_STATES_IN], 0},
+            {inboxes + 8 * BML_CUDA_SUMS_IN, bytes[BML_CUDA_SUMS_IN], 0},
+            warp,
+            lane,
+            (int)threadIdx.x / 4,
+            lane % 4,
+            base,
+            {address_in(base, lane % 4), address_in(base, lane % 4 + 4)},
+            address_in(base, warp),
+            m.taken + warp * MAX_EACH * 256,
+            {}};
         w.pass();
     } else if (threadIdx.x == COMPUTE) {
         fill<F, HEAD, N_EMBD>(r, p, s);
@@ -777,7 +776,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
 
 template <bml_weight_format F> static const void *kernel_of(int n_embd, int head_dim)
 {
-    constexpr bml_weight_format head = F == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : F;
+    constexpr bml_weight_format head = bml_cuda_head_format(F);
     switch (head_dim == 64 ? n_embd : 0) { /* GPT-2's */
     case 768:
         return (const void *)decode<F, head, 768>;

@@ -161,7 +161,7 @@ static bool same_format(const bml_weights *w, bml_weight_format format)
         for (int m = 0; m < N_MATRICES; m++)
             if (matrix_of(&w->layers[i], m)->w.format != format)
                 return false;
-    return w->lm_head.w.format == (format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format);
+    return w->lm_head.w.format == bml_cuda_head_format(format);
 }
 
 static bml_cuda_plan plan_of(const bml_queue *queue, const bml_weights *w)
@@ -226,47 +226,35 @@ static void fill_sizes(arguments *p, const bml_queue *queue, const bml_weights *
     p->want_row = batch->n_rows == 1;
 }
 
-static int largest(int a, int b)
-{
-    return a > b ? a : b;
-}
-
 /* How shared memory is cut: what is fixed, and as many stages as the rest has room for.
  * Returns the bytes, or 0 if they are too many. */
 static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format format)
 {
     const bml_cuda_plan *plan = &p->plan;
-    int c = plan->n_embd, d = plan->head_dim, n_blocks = blocks_of(plan);
-    int heads = bml_cuda_divided_up(plan->n_head, plan->n_clusters);
-    int qkv_tiles = bml_cuda_divided_up(heads * 3 * d / TILE, CLUSTER);
-    int hidden_tiles = bml_cuda_divided_up(plan->n_inner / HIDDEN, n_blocks);
-    int slice_tiles = bml_cuda_divided_up(c / TILE, CLUSTER);
-    bml_cuda_unit unit = bml_cuda_unit_of(format);
-    bml_cuda_unit head = format == BML_WEIGHTS_Q4 ? bml_cuda_unit_of(BML_WEIGHTS_Q8) : unit;
-    int key_bytes = d * (p->kv == BML_F32 ? 4 : 2);
-    if (qkv_tiles > MAX_TILES || hidden_tiles > MAX_TILES)
+    bml_cuda_share most = bml_cuda_most_of(plan);
+    int key_bytes = plan->head_dim * (p->kv == BML_F32 ? 4 : 2);
+    if (most.qkv_tiles > MAX_TILES || most.hidden_tiles > MAX_TILES)
         return 0;
     p->chunks = bml_cuda_chunks(plan);
-    p->stage_bytes = largest(p->chunks * largest(unit.first_bytes, head.first_bytes),
-                             slice_tiles * (unit.first_bytes + unit.second_bytes));
-    p->stage_bytes = largest(p->stage_bytes, bml_cuda_column_bytes(plan, unit));
     /* Small models' stages grow, as long as this does not take most of the ring. */
-    p->stage_bytes = largest(p->stage_bytes,
-                             KEYS * key_bytes < MOST_FOR_KEYS ? KEYS * key_bytes : MOST_FOR_KEYS);
+    p->stage_bytes =
+        bml_cuda_larger(bml_cuda_stage_bytes(plan, &most, format),
+                        KEYS * key_bytes < MOST_FOR_KEYS ? KEYS * key_bytes : MOST_FOR_KEYS);
     p->keys_of_stage = p->stage_bytes / key_bytes < KEYS ? p->stage_bytes / key_bytes : KEYS;
-    p->few = largest(heads * d, hidden_tiles * HIDDEN);
-    p->inbox_bytes = 4 * largest(heads * (3 * d + CLUSTER * (d + 8)), CLUSTER * slice_tiles * TILE);
-    size_t floats = (size_t)c + (size_t)p->few + MAX_TILES * PARTIAL + FOUND + 64 + 2 * WARPS;
+    p->few = bml_cuda_larger(most.n_heads * plan->head_dim, most.hidden_tiles * HIDDEN);
+    p->inbox_bytes = bml_cuda_inbox_room(plan, &most);
+    size_t floats =
+        (size_t)plan->n_embd + (size_t)p->few + MAX_TILES * PARTIAL + FOUND + 64 + 2 * WARPS;
     size_t fixed = 4 * floats + (size_t)p->inbox_bytes + (WARPS + 1) * MAX_EACH * 256 +
-                   WARPS * sizeof(candidate) + (size_t)qkv_tiles * TILE * sizeof(qkv_row) +
-                   4 * sizeof(uint64_t);
+                   WARPS * sizeof(candidate) + (size_t)most.qkv_tiles * TILE * sizeof(qkv_row) +
+                   BML_CUDA_INBOXES * sizeof(uint64_t);
     size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
-    size_t most = (size_t)device->shared_bytes;
+    size_t room = (size_t)device->shared_bytes;
     /* What warps wait for together: two tiles of rows or, but for F32, two of hidden units. */
-    size_t least = format == BML_WEIGHTS_F32 && together_for(c) == 1 ? 3 : 4;
-    if (fixed + least * stage > most)
+    size_t least = format == BML_WEIGHTS_F32 && together_for(plan->n_embd) == 1 ? 3 : 4;
+    if (fixed + least * stage > room)
         return 0;
-    p->n_stages = (int)((most - fixed) / stage);
+    p->n_stages = (int)((room - fixed) / stage);
     return fixed + p->n_stages * stage;
 }
 

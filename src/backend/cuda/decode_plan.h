@@ -13,6 +13,12 @@
 
 #include "backend/cuda/weight.h"
 
+#ifdef __cplusplus /* functions that give the compiler constants */
+#define BML_CUDA_CONSTANT constexpr
+#else
+#define BML_CUDA_CONSTANT inline
+#endif
+
 enum {
     BML_CUDA_CLUSTER = 8,
     BML_CUDA_WARPS = 8,   /* that multiply */
@@ -72,6 +78,61 @@ BML_CUDA_BOTH static inline bml_cuda_share bml_cuda_share_of(const bml_cuda_plan
     return s;
 }
 
+/* The most that any block has of each. */
+static inline bml_cuda_share bml_cuda_most_of(const bml_cuda_plan *p)
+{
+    bml_cuda_share most = bml_cuda_share_of(p, BML_CUDA_CLUSTER - 1);
+    bml_cuda_share last = bml_cuda_share_of(p, p->n_clusters * BML_CUDA_CLUSTER - 1);
+    most.hidden_tiles = last.hidden_tiles;
+    most.vocab_tiles = last.vocab_tiles;
+    return most;
+}
+
+static inline int bml_cuda_larger(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+/* What the blocks of a cluster send each other: parts of x; rows of q, k and v; of every head each
+ * block's softmax, if keys are shared out; and each block's sums of the fourth product. */
+enum {
+    BML_CUDA_X_IN,
+    BML_CUDA_QKV_IN,
+    BML_CUDA_STATES_IN,
+    BML_CUDA_SUMS_IN,
+    BML_CUDA_INBOXES,
+};
+
+/* Bytes that come to the block each time. */
+BML_CUDA_BOTH static inline int
+bml_cuda_inbox_bytes(const bml_cuda_plan *p, const bml_cuda_share *s, int inbox, bool shared_out)
+{
+    switch (inbox) {
+    case BML_CUDA_X_IN:
+        return p->n_embd * 4;
+    case BML_CUDA_QKV_IN:
+        return s->n_heads * 3 * p->head_dim * 4;
+    case BML_CUDA_STATES_IN: /* v, the largest score, the sum */
+        return BML_CUDA_CLUSTER * (shared_out ? s->n_heads : 0) * (p->head_dim + 2) * 4;
+    default:
+        return BML_CUDA_CLUSTER * s->slice_tiles * BML_CUDA_ROWS * 4;
+    }
+}
+
+/* Floats from one softmax in an inbox to the next. */
+BML_CUDA_BOTH static inline int bml_cuda_state_pitch(int head_dim)
+{
+    return head_dim + 8;
+}
+
+/* Bytes that all inboxes but x's need: sums lie where qkv and states behind it are too. */
+static inline int bml_cuda_inbox_room(const bml_cuda_plan *p, const bml_cuda_share *most)
+{
+    int head = 3 * p->head_dim + BML_CUDA_CLUSTER * bml_cuda_state_pitch(p->head_dim);
+    return bml_cuda_larger(4 * most->n_heads * head,
+                           bml_cuda_inbox_bytes(p, most, BML_CUDA_SUMS_IN, false));
+}
+
 /* The row of the first product that row ROW of the cluster's is. */
 BML_CUDA_BOTH static inline int bml_cuda_qkv_row(const bml_cuda_plan *p, int cluster, int row)
 {
@@ -98,12 +159,21 @@ typedef struct bml_cuda_unit {
     int col_data, col_bytes;
 } bml_cuda_unit;
 
-BML_CUDA_BOTH static constexpr bml_cuda_unit bml_cuda_unit_of(bml_weight_format format)
+BML_CUDA_BOTH static BML_CUDA_CONSTANT bml_cuda_unit bml_cuda_unit_of(bml_weight_format format)
 {
-    return format == BML_WEIGHTS_F32  ? bml_cuda_unit{2048, 2048, 2048, 1024, 1024}
-           : format == BML_WEIGHTS_Q8 ? bml_cuda_unit{512, 544, 512, 256, 288}
-           : format == BML_WEIGHTS_Q4 ? bml_cuda_unit{256, 272, 272, 128, 144}
-                                      : bml_cuda_unit{1024, 1024, 1024, 512, 512};
+    const bml_cuda_unit f32 = {2048, 2048, 2048, 1024, 1024}, half = {1024, 1024, 1024, 512, 512};
+    const bml_cuda_unit q8 = {512, 544, 512, 256, 288}, q4 = {256, 272, 272, 128, 144};
+    return format == BML_WEIGHTS_F32  ? f32
+           : format == BML_WEIGHTS_Q8 ? q8
+           : format == BML_WEIGHTS_Q4 ? q4
+                                      : half;
+}
+
+/* The head's format where layers are of FORMAT. */
+BML_CUDA_BOTH static BML_CUDA_CONSTANT bml_weight_format
+bml_cuda_head_format(bml_weight_format format)
+{
+    return format == BML_WEIGHTS_Q4 ? BML_WEIGHTS_Q8 : format;
 }
 
 /*
@@ -136,6 +206,17 @@ BML_CUDA_BOTH static inline int bml_cuda_proj_bytes(const bml_cuda_share *s, bml
 BML_CUDA_BOTH static inline int bml_cuda_column_bytes(const bml_cuda_plan *p, bml_cuda_unit u)
 {
     return p->n_embd / BML_CUDA_ROWS / 2 * u.col_bytes;
+}
+
+/* And of the largest one of any block. */
+static inline int bml_cuda_stage_bytes(const bml_cuda_plan *p, const bml_cuda_share *most,
+                                       bml_weight_format format)
+{
+    bml_cuda_unit u = bml_cuda_unit_of(format);
+    bml_cuda_unit head = bml_cuda_unit_of(bml_cuda_head_format(format));
+    int rows = bml_cuda_chunks(p) * bml_cuda_larger(u.first_bytes, head.first_bytes);
+    return bml_cuda_larger(
+        rows, bml_cuda_larger(bml_cuda_proj_bytes(most, u), bml_cuda_column_bytes(p, u)));
 }
 
 /* Where a block's units of a layer begin, in bytes from its first one, and where they end. */

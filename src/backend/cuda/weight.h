@@ -16,7 +16,10 @@
 #ifndef BML_BACKEND_CUDA_WEIGHT_H
 #define BML_BACKEND_CUDA_WEIGHT_H
 
-#include "backend/cuda/cuda.h"
+#include "bml.h"
+
+#include <stdbool.h>
+#include <stddef.h>
 
 #ifdef __CUDACC__
 #define BML_CUDA_BOTH __host__ __device__

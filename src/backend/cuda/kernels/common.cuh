@@ -2,6 +2,7 @@
 #ifndef BML_BACKEND_CUDA_KERNELS_COMMON_CUH
 #define BML_BACKEND_CUDA_KERNELS_COMMON_CUH
 
+#include "backend/cuda/cuda.h"
 #include "backend/cuda/weight.h"
 
 extern "C" {
