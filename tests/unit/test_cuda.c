@@ -7,6 +7,7 @@
 #include "gpt2/model.h"
 #include "gpt2/session.h"
 #include "kernel_suite.h"
+#include "random_model.h"
 #include "variants.h"
 
 #include <limits.h>
@@ -286,6 +287,74 @@ static void test_variants(void **state)
     }
 }
 
+static int32_t best_of(const float *row, int32_t n)
+{
+    int32_t best = 0;
+    for (int32_t id = 1; id < n; id++)
+        best = row[id] > row[best] ? id : best;
+    return best;
+}
+
+/* Steps of one token, where keys begin and where blocks begin to share them out, against the
+ * kernels one by one; what is in the cache before is theirs. */
+static void check_steps(const bml_model *model, const char *name, bml_weight_format format,
+                        bml_dtype kv)
+{
+    enum { FIRST = 2, SECOND = 127, END = 133, VOCABULARY = RANDOM_VOCAB };
+    static float fused[SECOND * VOCABULARY], single[SECOND * VOCABULARY];
+    int32_t ids[END], next;
+    bml_session *a = session_on(model, (bml_session_options){.kv_dtype = kv});
+    bml_session *b = session_on(model, (bml_session_options){.kv_dtype = kv});
+    /* Fewer terms than in a large model, so less evens out. */
+    double bound = fmax(2 * bounds[format], kv == BML_F32 ? 0 : 1e-2);
+    for (int i = 0; i < END; i++)
+        ids[i] = 97 * i % VOCABULARY;
+    b->kernel_by_kernel = true;
+    for (int at = 0, n; at < END; at += n) {
+        bool step = at < FIRST || at >= SECOND;
+        n = step ? 1 : SECOND - at;
+        a->kernel_by_kernel = !step;
+        eval(a, 0, ids + at, (size_t)n, (size_t)n, fused);
+        eval(b, 0, ids + at, (size_t)n, (size_t)n, single);
+        double off = distance(fused, single, (size_t)n, VOCABULARY);
+        if (!(off <= bound))
+            fail_msg("%s, format %d, cache %d, position %d: off by %.2e", name, format, kv, at,
+                     off);
+        if (step) {
+            bml_batch_token again = {ids[at], 0, true};
+            ok(bml_session_truncate(a, 0, at, &err));
+            ok(bml_session_eval_argmax(a, &again, 1, &next, &err));
+            assert_int_equal(next, best_of(fused, VOCABULARY));
+        }
+    }
+    assert_true(a->queue->decoder || !a->queue->device->n_clusters);
+    bml_session_free(a);
+    bml_session_free(b);
+}
+
+/* Widths that blocks do not share out evenly, and heads of both sizes. */
+static void test_widths(void **state)
+{
+    (void)state;
+    static const random_shape shapes[] = {{128, 2, 512},  {192, 3, 768}, {320, 5, 1280},
+                                          {448, 7, 1792}, {192, 3, 400}, {256, 2, 1024}};
+    static const bml_dtype kv[] = {BML_F32, BML_BF16, BML_F16};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        char name[64], *directory = make_random_model(&shapes[i], i);
+        snprintf(name, sizeof name, "n_embd %d, %d heads, n_inner %d", shapes[i].n_embd,
+                 shapes[i].n_head, shapes[i].n_inner);
+        for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++) {
+            bml_model_options options = {BML_BACKEND_CUDA, (bml_weight_format)format};
+            bml_model *model;
+            ok(bml_model_load(directory, &options, &model, &err));
+            for (int k = few_tests; k < 3 - few_tests; k++) /* few: BF16 */
+                check_steps(model, name, (bml_weight_format)format, kv[k]);
+            bml_model_free(model);
+        }
+        remove_tree(directory);
+    }
+}
+
 /* The device's argmax against the logits it is taken from, for one and for many sequences. */
 static void test_argmax(void **state)
 {
@@ -306,9 +375,7 @@ static void test_argmax(void **state)
                 ok(bml_session_eval(l, batch, (size_t)n, logits, &err));
                 for (int i = 0; i < n; i++) {
                     const float *row = logits + i * VOCAB;
-                    int32_t best = 0;
-                    for (int32_t id = 1; id < VOCAB; id++)
-                        best = row[id] > row[best] ? id : best;
+                    int32_t best = best_of(row, VOCAB);
                     assert_int_equal(next[i], best);
                     batch[i].token = best;
                 }
@@ -643,10 +710,9 @@ static void test_gpt2_greedy(void **state)
     (void)state;
     enum { STEPS = 256, GPT2_VOCAB = 50257 };
     static float logits[GPT2_VOCAB];
-    char directory[] = "/tmp/bml-test-XXXXXX", path[64];
     if (few_tests)
         skip();
-    assert_non_null(mkdtemp(directory));
+    char *directory = make_temp();
     ok(bml_synth("gpt2", 1, BML_F32, directory, NULL, NULL, &err));
     bml_model *models[2];
     bml_session *sessions[3]; /* the CPU's, once more for its logits, and CUDA's */
@@ -674,11 +740,7 @@ static void test_gpt2_greedy(void **state)
         bml_session_free(sessions[i]);
     for (int i = 0; i < 2; i++)
         bml_model_free(models[i]);
-    snprintf(path, sizeof path, "%s/model.safetensors", directory);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/config.json", directory);
-    unlink(path);
-    rmdir(directory);
+    remove_tree(directory);
 }
 
 static int load_models(void **state)
@@ -717,6 +779,7 @@ int main(void)
         cmocka_unit_test(test_batches),     cmocka_unit_test(test_chains),
         cmocka_unit_test(test_chain_ends),  cmocka_unit_test(test_chains_in_threads),
         cmocka_unit_test(test_patience),    cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_widths),
     };
     bml_device *device;
     if (bml_backend_cuda()->open(&device, &err)) {
