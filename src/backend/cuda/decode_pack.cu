@@ -1,9 +1,6 @@
 /* Copies weights into the order in which the blocks of decode.cu use them; see decode_plan.h. */
 #include "backend/cuda/decode.cuh"
 
-namespace
-{
-
 enum product { QKV_ROWS, PROJ_ROWS, EXPAND_ROWS, CONTRACT_COLUMNS, HEAD_ROWS };
 
 /* Matrix rows as weight.h has them. */
@@ -13,13 +10,14 @@ struct source {
     int n_rows;
 };
 
-__device__ const char *row_at(source from, int row)
+__device__ static const char *row_at(source from, int row)
 {
     return from.rows + (size_t)min(row, from.n_rows - 1) * from.row_bytes;
 }
 
 /* N words from each of two rows, in turn; zeros if a row is not there. */
-__device__ void both_rows(uint32_t *to, const char *a, const char *b, int n, bool has_a, bool has_b)
+__device__ static void both_rows(uint32_t *to, const char *a, const char *b, int n, bool has_a,
+                                 bool has_b)
 {
     for (int i = 0; i < n; i++) {
         to[2 * i] = has_a ? ((const uint32_t *)a)[i] : 0;
@@ -29,7 +27,7 @@ __device__ void both_rows(uint32_t *to, const char *a, const char *b, int n, boo
 
 /* Unit H of chunk K of the tile that begins with row FIRST. */
 template <bml_weight_format F>
-__device__ void pack_row_unit(char *to, source from, int first, int k, int h)
+__device__ static void pack_row_unit(char *to, source from, int first, int k, int h)
 {
     constexpr bml_cuda_unit unit = bml_cuda_unit_of(F);
     int lane = threadIdx.x % 32, c = lane % 4, row = first + lane / 4 * 2;
@@ -72,7 +70,7 @@ __device__ void pack_row_unit(char *to, source from, int first, int k, int h)
 
 /* Inputs 16 I and on, of the tile that begins with row FIRST. */
 template <bml_weight_format F>
-__device__ void pack_column_unit(char *to, source from, int first, int i)
+__device__ static void pack_column_unit(char *to, source from, int first, int i)
 {
     constexpr bml_cuda_unit unit = bml_cuda_unit_of(F);
     int lane = threadIdx.x % 32, c = lane % 4, row = first + lane / 4 * 2;
@@ -107,8 +105,8 @@ __device__ void pack_column_unit(char *to, source from, int first, int i)
 
 /* Block (b, y) copies a part of what block b of a step has of one product. */
 template <bml_weight_format F>
-__global__ void pack(char *stream, const size_t *begin, source from, bml_cuda_plan plan,
-                     product which)
+static __global__ void pack(char *stream, const size_t *begin, source from, bml_cuda_plan plan,
+                            product which)
 {
     constexpr bml_cuda_unit unit = bml_cuda_unit_of(F);
     bml_cuda_share s = bml_cuda_share_of(&plan, blockIdx.x);
@@ -154,14 +152,14 @@ __global__ void pack(char *stream, const size_t *begin, source from, bml_cuda_pl
     }
 }
 
-source source_of(const bml_weight *w)
+static source source_of(const bml_weight *w)
 {
     return {(const char *)w->buffer.data, bml_cuda_row_bytes(w->format, (size_t)w->n_in), w->n_out};
 }
 
 template <bml_weight_format F>
-void pack_layer(char *stream, const size_t *begin, const bml_layer_weights *l,
-                const bml_cuda_plan *plan)
+static void pack_layer(char *stream, const size_t *begin, const bml_layer_weights *l,
+                       const bml_cuda_plan *plan)
 {
     const bml_weight *all[] = {&l->c_attn.w, &l->c_proj.w, &l->c_fc.w, &l->mlp_c_proj.w};
     dim3 grid((unsigned)(plan->n_clusters * BML_CUDA_CLUSTER), 8);
@@ -170,13 +168,12 @@ void pack_layer(char *stream, const size_t *begin, const bml_layer_weights *l,
 }
 
 template <bml_weight_format F>
-void pack_head(char *stream, const size_t *begin, const bml_weight *w, const bml_cuda_plan *plan)
+static void pack_head(char *stream, const size_t *begin, const bml_weight *w,
+                      const bml_cuda_plan *plan)
 {
     dim3 grid((unsigned)(plan->n_clusters * BML_CUDA_CLUSTER), 32);
     pack<F><<<grid, 256>>>(stream, begin, source_of(w), *plan, HEAD_ROWS);
 }
-
-} // namespace
 
 void bml_cuda_pack_layer(char *stream, const size_t *begin, const bml_layer_weights *l,
                          const bml_cuda_plan *plan)
