@@ -119,7 +119,7 @@ static void test_top_p_counts_what_top_k_left(void **state)
 {
     (void)state;
     float logits[4] = {logf(0.4f), logf(0.3f), logf(0.2f), logf(0.1f)};
-    double f[4];
+    double f[5];
     bml_sampling s = bml_sampling_default();
     s.top_k = 2; /* leaves 4/7 and 3/7 */
     s.top_p = 0.5f;
