@@ -63,42 +63,6 @@ static int32_t argmax(const float *logits, int n_tokens)
     return best;
 }
 
-/* Moves the root of a heap of N, the smallest one, to where it belongs. */
-static void sink(float *heap, int n)
-{
-    float moved = heap[0];
-    int at = 0;
-    for (int child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && heap[child + 1] < heap[child])
-            child++;
-        if (!(heap[child] < moved))
-            break;
-        heap[at] = heap[child];
-    }
-    heap[at] = moved;
-}
-
-/* The Kth largest of N logits, 0 < K < N. HEAP [K] holds the largest so far; most logits are below
- * all of these, whole blocks at a time. */
-static float kth_largest(const float *logits, int n, int k, float *heap)
-{
-    enum { BLOCK = 64 };
-    for (int i = 0; i < k; i++)
-        heap[i] = -INFINITY;
-    for (int first = 0; first < n; first += BLOCK) {
-        int end = n - first < BLOCK ? n : first + BLOCK;
-        float largest = logits[first];
-        for (int i = first + 1; i < end; i++)
-            largest = logits[i] > largest ? logits[i] : largest;
-        for (int i = first; largest > heap[0] && i < end; i++)
-            if (logits[i] > heap[0]) {
-                heap[0] = logits[i];
-                sink(heap, k);
-            }
-    }
-    return heap[0];
-}
-
 /* More probable first; equals in id order, so that every choice below is determined. */
 static bool goes_before(candidate a, candidate b)
 {
@@ -118,6 +82,29 @@ static void sift_down(candidate *heap, size_t n, size_t at)
     heap[at] = moved;
 }
 
+/* The Kth largest of N logits, 0 < K < N. HEAP [K] holds the largest so far with the smallest of
+ * these at the root, so by -logit; most logits are below all of these, whole blocks at a time. */
+static float kth_largest(const float *logits, int n, int k, candidate *heap)
+{
+    enum { BLOCK = 64 };
+    float least = -INFINITY;
+    for (int i = 0; i < k; i++)
+        heap[i] = (candidate){INFINITY, 0};
+    for (int first = 0; first < n; first += BLOCK) {
+        int end = n - first < BLOCK ? n : first + BLOCK;
+        float largest = logits[first];
+        for (int i = first + 1; i < end; i++)
+            largest = logits[i] > largest ? logits[i] : largest;
+        for (int i = first; largest > least && i < end; i++)
+            if (logits[i] > least) {
+                heap[0].p = -(double)logits[i];
+                sift_down(heap, (size_t)k, 0);
+                least = (float)-heap[0].p;
+            }
+    }
+    return least;
+}
+
 /* Moves the most probable candidate of a heap of n to its end, which leaves a heap of n - 1. */
 static candidate pop(candidate *heap, size_t n)
 {
@@ -135,16 +122,16 @@ static int by_probability(const void *a, const void *b)
 }
 
 /* The candidates that top-k leaves, everything that equals the Kth included, as transformers has
- * it, and then sorted, the most probable one last. HEAP [top_k]. Returns how many. */
+ * it, and then sorted, the most probable one last. C [n_tokens]. Returns how many. */
 static size_t choose(const bml_sampling *s, const float *logits, int n_tokens, candidate *c,
-                     float *heap, bool *sorted)
+                     bool *sorted)
 {
     double largest = logits[argmax(logits, n_tokens)];
     float least = -INFINITY;
     size_t n = 0;
     *sorted = s->top_k > 0 && s->top_k < n_tokens;
     if (*sorted)
-        least = kth_largest(logits, n_tokens, s->top_k, heap);
+        least = kth_largest(logits, n_tokens, s->top_k, c);
     for (int32_t i = 0; i < n_tokens; i++)
         if (logits[i] >= least) {
             double distance = (double)logits[i] - largest;
@@ -229,17 +216,14 @@ bml_status bml_sample(const bml_sampling *s, const float *logits, int n_tokens,
 
     bool penalty = s->repetition_penalty != 1, draws = s->temperature != 0;
     size_t n = (size_t)n_tokens;
-    size_t heap = draws && s->top_k > 0 && s->top_k < n_tokens ? (size_t)s->top_k : 0;
-    /* One allocation: the candidates, top-k's heap, the logits with the penalty, and who has been
-     * seen. */
-    size_t bytes = (draws ? n * sizeof(candidate) : 0) + heap * sizeof(float) +
-                   (penalty ? n * (sizeof(float) + sizeof(uint8_t)) : 0);
+    /* One allocation: the candidates, the logits with the penalty, and who has been seen. */
+    size_t bytes =
+        (draws ? n * sizeof(candidate) : 0) + (penalty ? n * (sizeof(float) + sizeof(uint8_t)) : 0);
     candidate *c = bytes ? bml_calloc(1, bytes) : NULL;
     if (bytes && !c)
         return bml_fail_memory(err, bytes, "sampling");
-    float *floats = (float *)(c + (draws ? n : 0));
     if (penalty) {
-        float *adjusted = floats + heap;
+        float *adjusted = (float *)(c + (draws ? n : 0));
         memcpy(adjusted, logits, n * sizeof *adjusted);
         penalize(adjusted, n_tokens, history, n_history, s->repetition_penalty,
                  (uint8_t *)(adjusted + n));
@@ -251,7 +235,7 @@ bml_status bml_sample(const bml_sampling *s, const float *logits, int n_tokens,
     } else {
         bool sorted;
         double total;
-        size_t left = choose(s, logits, n_tokens, c, floats, &sorted);
+        size_t left = choose(s, logits, n_tokens, c, &sorted);
         size_t kept = keep(s, c, left, sorted, &total);
         *token = draw(c + left - kept, kept, total, bml_philox_uniform(s->seed, step));
     }
