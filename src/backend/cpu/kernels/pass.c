@@ -134,40 +134,79 @@ static void attend(const pass *p, int layer, size_t group, size_t head, float sc
      scale, scratch);
 }
 
-/*
- * From the input of a layer to what its heads give, in merged. If whole heads shared out make even
- * work, each thread does its heads from the product to the end and waits for nobody. Else the
- * product is split by columns, and queries are dealt out one by one once all keys are stored.
- */
-static void self_attention(const worker *w, int l, input in, const bml_linear_weights *c_attn)
+/* The product before attention, yet to be finished. */
+static bml_linear_job begin_qkv(const worker *w, int l)
+{
+    const pass *p = w->p;
+    const bml_layer_weights *weights = &p->w->layers[l];
+    input in =
+        prepare(w, p->a->x.data, p->n_tokens, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
+    return begin_product(w, product(w, &p->a->qkv, &weights->c_attn), in);
+}
+
+/* This thread's share of the product's columns BEGIN..END. */
+static void multiply_qkv(const worker *w, int l, size_t begin, size_t end)
+{
+    bml_linear_job job = begin_qkv(w, l);
+    size_t first, last;
+    bml_split(end - begin, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &first, &last);
+    finish_cols(w, &job, begin + first, begin + last);
+    wait_for_all(w);
+}
+
+/* This thread's share of all keys and values. */
+static void store_shared(const worker *w, int l)
+{
+    size_t n_tokens = w->p->n_tokens;
+    for (size_t at = (size_t)w->part; at < w->p->n_head * n_tokens; at += (size_t)w->n_parts)
+        store_kv(w->p, l, at % n_tokens, at / n_tokens);
+}
+
+/* This thread's share of all queries, dealt out one by one. */
+static void attend_shared(const worker *w, int l)
+{
+    float scale = bml_attention_scale(&w->p->w->config, l);
+    size_t n_groups = KERNEL(attend_groups)(w->p->batch);
+    for (size_t at = (size_t)w->part; at < w->p->n_head * n_groups; at += (size_t)w->n_parts)
+        attend(w->p, l, at % n_groups, at / n_groups, scale, w->scratch);
+}
+
+/* Whole heads, which this thread takes from the product to the end, waiting for nobody. */
+static void attend_heads(const worker *w, int l)
 {
     const pass *p = w->p;
     float scale = bml_attention_scale(&p->w->config, l);
-    bml_linear_job job = product(w, &p->a->qkv, c_attn);
-    size_t n_parts = (size_t)w->n_parts, part = (size_t)w->part, d = p->head_dim;
-    size_t n_groups = KERNEL(attend_groups)(p->batch);
-    bool even = p->n_head % n_parts == 0 || p->n_tokens * p->n_head < 4 * n_parts;
-    if (even && d % KERNEL(linear_grain)(job.w) == 0) {
-        size_t begin, end;
-        bml_split(p->n_head, 1, w->part, w->n_parts, &begin, &end);
-        job = begin_product(w, job, in);
-        for (size_t third = 0; third < 3; third++)
-            finish_cols(w, &job, third * p->n_embd + begin * d, third * p->n_embd + end * d);
-        for (size_t head = begin; head < end; head++) {
-            for (size_t t = 0; t < p->n_tokens; t++)
-                store_kv(p, l, t, head);
-            for (size_t group = 0; group < n_groups; group++)
-                attend(p, l, group, head, scale, w->scratch);
-        }
-        return;
+    size_t n_groups = KERNEL(attend_groups)(p->batch), d = p->head_dim, begin, end;
+    bml_split(p->n_head, 1, w->part, w->n_parts, &begin, &end);
+    bml_linear_job job = begin_qkv(w, l);
+    for (size_t third = 0; third < 3; third++)
+        finish_cols(w, &job, third * p->n_embd + begin * d, third * p->n_embd + end * d);
+    for (size_t head = begin; head < end; head++) {
+        for (size_t t = 0; t < p->n_tokens; t++)
+            store_kv(p, l, t, head);
+        for (size_t group = 0; group < n_groups; group++)
+            attend(p, l, group, head, scale, w->scratch);
     }
-    multiply(w, job, in);
+}
+
+/*
+ * From the input of a layer to what its heads give, in merged: by whole heads if sharing them out
+ * makes even work, else the product by columns, and queries once all keys are stored.
+ */
+static void self_attention(const worker *w, int l)
+{
+    const pass *p = w->p;
+    size_t n_parts = (size_t)w->n_parts;
+    bool even = p->n_head % n_parts == 0 || p->n_tokens * p->n_head < 4 * n_parts;
+    if (even && p->head_dim % KERNEL(linear_grain)(&p->w->layers[l].c_attn.w) == 0) {
+        attend_heads(w, l);
+    } else {
+        multiply_qkv(w, l, 0, 3 * p->n_embd);
+        store_shared(w, l);
+        wait_for_all(w);
+        attend_shared(w, l);
+    }
     wait_for_all(w);
-    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
-        store_kv(p, l, at % p->n_tokens, at / p->n_tokens);
-    wait_for_all(w);
-    for (size_t at = part; at < p->n_head * n_groups; at += n_parts)
-        attend(p, l, at % n_groups, at / n_groups, scale, w->scratch);
 }
 
 /* From what the heads of a layer give to its output. */
@@ -202,27 +241,8 @@ static void finish_layer(const worker *w, int l)
 
 static void layer(const worker *w, int l)
 {
-    const pass *p = w->p;
-    const bml_layer_weights *weights = &p->w->layers[l];
-    input in =
-        prepare(w, p->a->x.data, p->n_tokens, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
-    self_attention(w, l, in, &weights->c_attn);
-    wait_for_all(w);
+    self_attention(w, l);
     finish_layer(w, l);
-}
-
-/* Of the product before attention this thread's share of columns BEGIN..END. */
-static void multiply_qkv(const worker *w, int l, size_t begin, size_t end)
-{
-    const pass *p = w->p;
-    const bml_layer_weights *weights = &p->w->layers[l];
-    input in =
-        prepare(w, p->a->x.data, p->n_tokens, p->n_embd, &weights->ln_1, false, &weights->c_attn.w);
-    bml_linear_job job = begin_product(w, product(w, &p->a->qkv, &weights->c_attn), in);
-    size_t first, last;
-    bml_split(end - begin, KERNEL(linear_grain)(job.w), w->part, w->n_parts, &first, &last);
-    finish_cols(w, &job, begin + first, begin + last);
-    wait_for_all(w);
 }
 
 /* The last layer where few tokens want logits: keys and values of all, the rest of these few, which
@@ -230,12 +250,11 @@ static void multiply_qkv(const worker *w, int l, size_t begin, size_t end)
 static void last_layer(worker *w, int l)
 {
     const pass *p = w->p, *rows = p->of_rows;
-    size_t n_parts = (size_t)w->n_parts, part = (size_t)w->part, c = p->n_embd;
+    size_t c = p->n_embd;
     bool apart = c % KERNEL(linear_grain)(&p->w->layers[l].c_attn.w) == 0;
     multiply_qkv(w, l, apart ? c : 0, 3 * c);
-    for (size_t at = part; at < p->n_head * p->n_tokens; at += n_parts)
-        store_kv(p, l, at % p->n_tokens, at / p->n_tokens);
-    for (size_t r = 0; part == 0 && r < rows->n_tokens; r++)
+    store_shared(w, l);
+    for (size_t r = 0; w->part == 0 && r < rows->n_tokens; r++)
         memmove((float *)p->a->x.data + r * c, (float *)p->a->x.data + (size_t)p->batch->row[r] * c,
                 c * sizeof(float));
     wait_for_all(w);
@@ -243,10 +262,7 @@ static void last_layer(worker *w, int l)
     if (!rows->n_tokens)
         return;
     multiply_qkv(w, l, 0, apart ? c : 3 * c);
-    size_t n_groups = KERNEL(attend_groups)(rows->batch);
-    for (size_t at = part; at < p->n_head * n_groups; at += n_parts)
-        attend(rows, l, at % n_groups, at / n_groups, bml_attention_scale(&p->w->config, l),
-               w->scratch);
+    attend_shared(w, l);
     wait_for_all(w);
     finish_layer(w, l);
 }
@@ -338,12 +354,15 @@ bool KERNEL(forward)(bml_queue *queue, const bml_weights *weights, const bml_bat
               .n_tokens = (size_t)batch->n_tokens,
               .n_head = n_head,
               .head_dim = n_embd / n_head};
-    bml_batch rows = rows_of(queue, batch);
-    pass of_rows = p;
-    of_rows.batch = &rows;
-    of_rows.n_tokens = (size_t)rows.n_tokens;
-    if (2 * of_rows.n_tokens <= p.n_tokens) /* the last layer in two steps is worth it */
+    bml_batch rows;
+    pass of_rows;
+    if (2 * batch->n_rows <= batch->n_tokens) { /* the last layer in two steps is worth it */
+        rows = rows_of(queue, batch);
+        of_rows = p;
+        of_rows.batch = &rows;
+        of_rows.n_tokens = (size_t)rows.n_tokens;
         p.of_rows = &of_rows;
+    }
     bml_pool_run(queue->pool, run_part, &p);
     return true;
 }
