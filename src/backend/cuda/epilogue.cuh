@@ -6,6 +6,7 @@
 #ifndef BML_BACKEND_CUDA_EPILOGUE_CUH
 #define BML_BACKEND_CUDA_EPILOGUE_CUH
 
+#include "backend/cuda/kernels/approximate.cuh"
 #include "backend/cuda/prefill.h"
 
 #include <cuda_bf16.h>
@@ -23,20 +24,6 @@ template <> __device__ __forceinline__ uint32_t pack<__half>(float low, float hi
 {
     __half2 pair = __floats2half2_rn(low, high);
     return *(uint32_t *)&pair;
-}
-
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float reciprocal_fast(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)): right also where the power is infinite. */

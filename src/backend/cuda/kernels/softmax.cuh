@@ -6,6 +6,7 @@
 #ifndef BML_BACKEND_CUDA_KERNELS_SOFTMAX_CUH
 #define BML_BACKEND_CUDA_KERNELS_SOFTMAX_CUH
 
+#include "backend/cuda/kernels/approximate.cuh"
 #include "backend/cuda/kernels/cached.cuh"
 
 #include <float.h>
@@ -16,13 +17,6 @@ __device__ static float most_of(float a, float b)
     float most;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
     return most;
-}
-
-__device__ static float exp2_of(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* What a lane has of one: eight elements of v, of the keys that its group looks at. */
@@ -36,9 +30,9 @@ struct softmax_state {
         float va[8], vb[8], most = most_of(top, most_of(a, b));
         load_cached(va, of_a);
         load_cached(vb, of_b);
-        float before = exp2_of(top - most);
-        a = exp2_of(a - most);
-        b = exp2_of(b - most);
+        float before = exp2_fast(top - most);
+        a = exp2_fast(a - most);
+        b = exp2_fast(b - most);
         top = most;
         sum = fmaf(sum, before, a + b);
 #pragma unroll
@@ -72,7 +66,7 @@ __device__ __forceinline__ float joined(int lanes, const float *v, const float *
         top = most_of(top, __shfl_xor_sync(~0u, top, 2));
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float weight = exp2_of(t[i] - top);
+        float weight = exp2_fast(t[i] - top);
         sum = fmaf(weight, sums[i * ends_apart], sum);
         out = fmaf(weight, v[i * apart * pitch], out);
     }

@@ -12,6 +12,7 @@
 #define BML_BACKEND_CUDA_KERNELS_UNIT_CUH
 
 #include "backend/cuda/decode_plan.h"
+#include "backend/cuda/kernels/approximate.cuh"
 #include "backend/cuda/kernels/barrier.cuh"
 #include "backend/cuda/kernels/common.cuh"
 
@@ -303,11 +304,7 @@ template <bml_weight_format F> struct unit_format {
 
     __device__ static float inverse_of(uint32_t most)
     {
-        float inverse;
-        asm("rcp.approx.ftz.f32 %0, %1;"
-            : "=f"(inverse)
-            : "f"(fmaxf(__uint_as_float(most), least)));
-        return 32512 * inverse;
+        return 32512 * reciprocal_fast(fmaxf(__uint_as_float(most), least));
     }
 
     __device__ static uint32_t bytes(int x, int y, int z, int w)
