@@ -15,6 +15,7 @@
 #include "backend/cuda/kernels/approximate.cuh"
 #include "backend/cuda/kernels/barrier.cuh"
 #include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/mma_sm80.cuh"
 
 template <bml_weight_format F> struct unit_format {
     static constexpr bml_cuda_unit unit = bml_cuda_unit_of(F);
@@ -321,16 +322,11 @@ template <bml_weight_format F> struct unit_format {
     /* d += w x^T for 16 inputs, in any order that w and x share. */
     __device__ static void multiply(float d[4], uint4 w, uint32_t x0, uint32_t x1)
     {
+        uint32_t a[4] = {w.x, w.y, w.z, w.w};
         if constexpr (half)
-            asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
-                "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                : "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(x0), "r"(x1));
+            mma<__half>(d, a, x0, x1);
         else
-            asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                : "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(x0), "r"(x1));
+            mma<__nv_bfloat16>(d, a, x0, x1);
     }
 
     /* The same for 32 int8. */
