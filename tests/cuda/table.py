@@ -15,7 +15,7 @@ STEPS = 24
 def bench(model, weights, batch, prompt, steps, *more):
     command = [bml, "bench", "--backend", "cuda", "-m", directory / model, "--weights", weights]
     command += ["--kv", "f32" if weights == "f32" else "bf16", "-b", batch, "-p", prompt]
-    command += ["-n", steps, "-r", 5, "-q", "--json", *more]
+    command += ["-n", steps, "-r", 5 if steps else 15, "-q", "--json", *more]
     return json.loads(subprocess.check_output([str(part) for part in command]))
 
 

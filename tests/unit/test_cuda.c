@@ -156,7 +156,7 @@ static void test_batches(void **state)
 {
     (void)state;
     enum { SLOTS = 300 };
-    static const int sizes[] = {2, 9, 33, 64, 65, 130, 256, 300};
+    static const int sizes[] = {2, 5, 8, 9, 33, 64, 65, 130, 256, 300};
     static float fused[SLOTS * VOCAB], single[SLOTS * VOCAB], other[SLOTS * VOCAB];
     for (int format = BML_WEIGHTS_BF16; format <= BML_WEIGHTS_F16; format++) {
         bml_session_options options = {.n_slots = SLOTS,
@@ -169,7 +169,7 @@ static void test_batches(void **state)
             fill_slots(sessions[i], SLOTS, i == 2 ? 1000 : 0);
         }
         uint64_t seed = 3;
-        for (size_t i = few_tests ? 5 : 0; i < sizeof sizes / sizeof *sizes - few_tests; i++)
+        for (size_t i = few_tests ? 7 : 0; i < sizeof sizes / sizeof *sizes - few_tests; i++)
             for (int step = 0; step < 3; step++) {
                 bml_batch_token batch[SLOTS];
                 int32_t next[SLOTS];
@@ -332,6 +332,50 @@ static void check_steps(const bml_model *model, const char *name, bml_weight_for
     bml_session_free(b);
 }
 
+/* Steps of two to eight sequences, one of them empty, against the kernels one by one. */
+static void check_few(const bml_model *model, const char *name, bml_weight_format format,
+                      bml_dtype kv)
+{
+    enum { MOST = 8, LONGEST = 150, VOCABULARY = RANDOM_VOCAB };
+    static float fused[LONGEST * VOCABULARY], single[LONGEST * VOCABULARY];
+    bml_session_options options = {.n_slots = MOST, .kv_dtype = kv};
+    bml_session *a = session_on(model, options), *b = session_on(model, options);
+    double bound = fmax(2 * bounds[format], kv == BML_F32 ? 0 : 1e-2);
+    int32_t ids[LONGEST];
+    for (int i = 0; i < LONGEST; i++)
+        ids[i] = 31 * i % VOCABULARY;
+    a->kernel_by_kernel = b->kernel_by_kernel = true;
+    for (int slot = 0; slot < MOST; slot++) {
+        size_t n = (size_t)(67 * slot % LONGEST);
+        eval(a, slot, ids, n, n, fused);
+        eval(b, slot, ids, n, n, single);
+    }
+    a->kernel_by_kernel = false;
+    for (int n = 2; n <= MOST; n++)
+        for (int step = 0; step < 2; step++) {
+            bml_batch_token batch[MOST];
+            int32_t next[MOST];
+            for (int t = 0; t < n; t++)
+                batch[t] = (bml_batch_token){(53 * n + 7 * t + step) % VOCABULARY,
+                                             (t + 3 * step) % MOST, true};
+            ok(bml_session_eval(a, batch, (size_t)n, fused, &err));
+            ok(bml_session_eval(b, batch, (size_t)n, single, &err));
+            double off = distance(fused, single, (size_t)n, VOCABULARY);
+            if (!(off <= bound))
+                fail_msg("%s, format %d, cache %d, %d sequences: off by %.2e", name, format, kv, n,
+                         off);
+            for (int t = 0; t < n; t++) {
+                int slot = batch[t].slot;
+                ok(bml_session_truncate(a, slot, bml_session_length(a, slot) - 1, &err));
+            }
+            ok(bml_session_eval_argmax(a, batch, (size_t)n, next, &err));
+            for (int t = 0; t < n; t++)
+                assert_int_equal(next[t], best_of(fused + t * VOCABULARY, VOCABULARY));
+        }
+    bml_session_free(a);
+    bml_session_free(b);
+}
+
 /* Widths that blocks do not share out evenly, and heads of both sizes. */
 static void test_widths(void **state)
 {
@@ -347,8 +391,10 @@ static void test_widths(void **state)
             bml_model_options options = {BML_BACKEND_CUDA, (bml_weight_format)format};
             bml_model *model;
             ok(bml_model_load(directory, &options, &model, &err));
-            for (int k = few_tests; k < 3 - few_tests; k++) /* few: BF16 */
+            for (int k = few_tests; k < 3 - few_tests; k++) { /* few: BF16 */
                 check_steps(model, name, (bml_weight_format)format, kv[k]);
+                check_few(model, name, (bml_weight_format)format, kv[k]);
+            }
             bml_model_free(model);
         }
         remove_tree(directory);
@@ -362,7 +408,8 @@ static void test_argmax(void **state)
     enum { SLOTS = 9, STEPS = 12 };
     static float logits[SLOTS * VOCAB];
     for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++)
-        for (int n = 1; n <= SLOTS; n += SLOTS - 1) {
+        for (int k = 0; k < 3; k++) {
+            int n = (const int[]){1, SLOTS - 1, SLOTS}[k];
             bml_session_options options = {.n_slots = n};
             bml_session *a = session_on(cuda[format], options);
             bml_session *l = session_on(cuda[format], options);
@@ -558,8 +605,8 @@ static void test_chains(void **state)
     } cases[] = {{BML_WEIGHTS_BF16, BML_BF16, 1}, {BML_WEIGHTS_BF16, BML_BF16, 9},
                  {BML_WEIGHTS_F32, BML_F32, 1},   {BML_WEIGHTS_Q4, BML_F16, 1},
                  {BML_WEIGHTS_F16, BML_F16, 2},   {BML_WEIGHTS_BF16, BML_BF16, 64},
-                 {BML_WEIGHTS_F16, BML_F16, 256}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases - (few_tests ? 5 : 0); i++)
+                 {BML_WEIGHTS_F16, BML_F16, 256}, {BML_WEIGHTS_BF16, BML_BF16, 8}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases - (few_tests ? 6 : 0); i++)
         for (int what = 0; what < N_INTERRUPTIONS; what++) {
             chain c;
             chain_start(&c, cuda[cases[i].format],

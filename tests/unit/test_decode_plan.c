@@ -1,7 +1,7 @@
 /*
  * The shares of the CUDA backend's one-launch step (decode_plan.h), which need no GPU: all of the
  * work is somebody's once, what a block's warps read is all of its stream of weights, and what it
- * waits for is what its cluster sends. The loops here are those of decode.cu.
+ * waits for is what its cluster sends. The loops here are those of decode.cu and decode_few.cu.
  */
 #include "testing.h"
 
@@ -77,7 +77,7 @@ static void check_shares(const bml_cuda_plan *p)
     int hidden = 0, vocab = 0, heads = 0, slice = p->n_embd / TILE / CLUSTER;
     bml_cuda_share most = bml_cuda_most_of(p), seen = {0};
     for (int cluster = 0; cluster < p->n_clusters; cluster++) {
-        int qkv = 0, x = 0, n_heads = 0;
+        int qkv = 0, x = 0, n_heads = 0, first = hidden, clusters = 0;
         for (int rank = 0; rank < CLUSTER; rank++) {
             bml_cuda_share s = bml_cuda_share_of(p, cluster * CLUSTER + rank);
             EXPECT(p, s.cluster == cluster && s.rank == rank);
@@ -87,12 +87,17 @@ static void check_shares(const bml_cuda_plan *p)
             EXPECT(p, s.slice_tiles == slice || s.slice_tiles == slice + 1);
             EXPECT(p, follows(&hidden, s.hidden_first, s.hidden_tiles));
             EXPECT(p, follows(&vocab, s.vocab_first, s.vocab_tiles));
+            EXPECT(p, s.clusters_first == first);
+            EXPECT(p, rank == 0 || s.clusters_tiles == clusters);
             n_heads = s.n_heads;
+            clusters = s.clusters_tiles;
             seen.qkv_tiles = bml_cuda_larger(seen.qkv_tiles, s.qkv_tiles);
             seen.slice_tiles = bml_cuda_larger(seen.slice_tiles, s.slice_tiles);
             seen.hidden_tiles = bml_cuda_larger(seen.hidden_tiles, s.hidden_tiles);
             seen.vocab_tiles = bml_cuda_larger(seen.vocab_tiles, s.vocab_tiles);
         }
+        EXPECT(p, first + clusters == hidden);
+        seen.clusters_tiles = bml_cuda_larger(seen.clusters_tiles, clusters);
         /* The first clusters have heads: add_product counts on it. */
         EXPECT(p, (n_heads > 0) == (cluster < p->n_head));
         EXPECT(p, TILE * qkv == 3 * n_heads * p->head_dim && TILE * x == p->n_embd);
@@ -103,7 +108,7 @@ static void check_shares(const bml_cuda_plan *p)
     EXPECT(p, TILE * vocab >= p->vocab_size && TILE * (vocab - 1) < p->vocab_size);
     EXPECT(p, most.n_heads == seen.n_heads && most.qkv_tiles == seen.qkv_tiles);
     EXPECT(p, most.slice_tiles == seen.slice_tiles && most.hidden_tiles == seen.hidden_tiles);
-    EXPECT(p, most.vocab_tiles == seen.vocab_tiles);
+    EXPECT(p, most.clusters_tiles == seen.clusters_tiles && most.vocab_tiles == seen.vocab_tiles);
 }
 
 static void test_shares(void **state)
@@ -171,7 +176,7 @@ static bool came(const bml_cuda_plan *p, const bml_cuda_share *s, int which, int
     return in->bytes == 4 * n && in->bytes == bml_cuda_inbox_bytes(p, s, which, true);
 }
 
-/* What share(), project_heads(), attend() and contract() send in each cluster, thread after thread.
+/* What share(), project_heads(), attend() and expand() send in each cluster, thread after thread.
  */
 static void check_inboxes(const bml_cuda_plan *p)
 {
@@ -215,18 +220,14 @@ static void check_inboxes(const bml_cuda_plan *p)
 
         clear_inboxes();
         for (int from = 0; from < CLUSTER; from++)
-            for (int warp = 0; warp < CLUSTER; warp++) {
-                int n = bml_cuda_slice_first(p->n_embd, warp + 1) -
-                        bml_cuda_slice_first(p->n_embd, warp);
-                for (int i = 0; i < n; i++)
-                    for (int lane = 0; lane < 32; lane += 4)
-                        deliver(warp, from * TILE * n + lane / 2 + i * TILE, 2);
-            }
-        for (int rank = 0; rank < CLUSTER; rank++) {
-            int n = CLUSTER * TILE * s[rank].slice_tiles;
-            EXPECT(p, came(p, &s[rank], BML_CUDA_SUMS_IN, n));
-            EXPECT(p, 4 * n <= bml_cuda_inbox_room(p, &most));
-        }
+            for (int t = 0; t < THREADS; t++)
+                for (int i = t % 32; i < BML_CUDA_HIDDEN * s[from].hidden_tiles; i += 32)
+                    deliver(t / 32,
+                            BML_CUDA_HIDDEN * (s[from].hidden_first - s[from].clusters_first) + i,
+                            1);
+        for (int rank = 0; rank < CLUSTER; rank++)
+            EXPECT(p,
+                   came(p, &s[rank], BML_CUDA_HIDDEN_IN, BML_CUDA_HIDDEN * s[rank].clusters_tiles));
     }
 }
 
@@ -234,6 +235,121 @@ static void test_inboxes(void **state)
 {
     (void)state;
     with_plans(check_inboxes);
+}
+
+/* ---- the same of several tokens ---- */
+
+enum { FEW = BML_CUDA_FEW };
+
+/* How often each byte was sent of an inbox in which tokens lie PITCH bytes apart. */
+static struct {
+    unsigned char times[FEW * 2 * (MAX_EMBD * 8)];
+    int bytes;
+} few_inboxes[CLUSTER];
+
+static void deliver_few(int rank, int at, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        few_inboxes[rank].times[at + i]++;
+    few_inboxes[rank].bytes += bytes;
+}
+
+/* Of N_TOKENS the block was sent BYTES each, where those of N lie, and nothing else; then all is
+ * clear again. */
+static bool came_few(const bml_cuda_plan *p, const bml_cuda_share *s, int which, int n_tokens,
+                     int n, int pitch, int bytes)
+{
+    bool right = few_inboxes[s->rank].bytes == n * bytes &&
+                 few_inboxes[s->rank].bytes == bml_cuda_few_inbox_bytes(p, s, which, n_tokens);
+    for (int t = 0; t < n; t++)
+        for (int i = 0; i < bytes; i++)
+            right = right && few_inboxes[s->rank].times[t * pitch + i] == 1;
+    memset(&few_inboxes[s->rank], 0, sizeof few_inboxes[0]);
+    return right;
+}
+
+/* What share(), project_heads(), attend() and expand() send. */
+static void check_few(const bml_cuda_plan *p)
+{
+    int d = p->head_dim, sharing = THREADS / d, pitch;
+    bml_cuda_share most = bml_cuda_most_of(p), s[CLUSTER];
+    for (int cluster = 0; cluster < p->n_clusters; cluster++)
+        for (int n = 2; n <= FEW; n += 3) {
+            for (int rank = 0; rank < CLUSTER; rank++)
+                s[rank] = bml_cuda_share_of(p, cluster * CLUSTER + rank);
+
+            pitch = CLUSTER * 8;
+            for (int from = 0; from < CLUSTER; from++)
+                for (int warp = 0; warp < n; warp++)
+                    for (int lane = 0; lane < CLUSTER; lane++)
+                        deliver_few(lane, warp * pitch + from * 8, 8);
+            for (int rank = 0; rank < CLUSTER; rank++)
+                EXPECT(p, came_few(p, &s[rank], BML_CUDA_X_IN, n, n, pitch, pitch));
+
+            pitch = 2 * bml_cuda_few_pitch(p->n_embd);
+            for (int from = 0; from < CLUSTER; from++)
+                for (int warp = 0; warp < n; warp++)
+                    for (int lane = 0; lane < 32; lane++) {
+                        int rounds = (TILE * s[from].slice_tiles / 4 - lane / 4 + 7) / 8;
+                        for (int j = 0; j < rounds; j++)
+                            for (int i = 0; i < CLUSTER / 4; i++)
+                                deliver_few(lane % 4 + 4 * i,
+                                            warp * pitch + 2 * (TILE * s[from].slice_first +
+                                                                lane / 4 * 4 + 32 * j),
+                                            8);
+                    }
+            for (int rank = 0; rank < CLUSTER; rank++)
+                EXPECT(p, came_few(p, &s[rank], BML_CUDA_NORMED_IN, n, n, pitch, 2 * p->n_embd));
+
+            for (int from = 0; from < CLUSTER; from++)
+                for (int i = 0; i < TILE * s[from].qkv_tiles * FEW; i++)
+                    if (i % FEW < n)
+                        deliver_few(i % FEW, 4 * (TILE * s[from].qkv_first + i / FEW), 4);
+            for (int rank = 0; rank < CLUSTER; rank++)
+                EXPECT(p, came_few(p, &s[rank], BML_CUDA_QKV_IN, n, rank < n, 0,
+                                   4 * 3 * s[rank].n_heads * d));
+
+            pitch = 2 * bml_cuda_few_pitch(s[0].n_heads * d);
+            for (int from = 0; from < n; from++)
+                for (int head = 0; head < s[from].n_heads; head++)
+                    for (int t = 0; t < THREADS; t++) {
+                        int e = t / sharing;
+                        for (int rank = t % sharing; rank < CLUSTER && e % 2 == 0; rank += sharing)
+                            deliver_few(rank, from * pitch + 2 * (head * d + e), 4);
+                    }
+            for (int rank = 0; rank < CLUSTER; rank++)
+                EXPECT(p, came_few(p, &s[rank], BML_CUDA_STATES_IN, n, n, pitch,
+                                   2 * s[rank].n_heads * d));
+            EXPECT(p, 4 * 3 * s[0].n_heads * d + FEW * pitch <= bml_cuda_few_inbox_room(p, &most));
+
+            pitch = 2 * bml_cuda_few_hidden_pitch(BML_CUDA_HIDDEN * most.clusters_tiles);
+            for (int from = 0; from < CLUSTER; from++)
+                for (int t = 0; t < THREADS; t++)
+                    for (int k = t % 32; k < BML_CUDA_HIDDEN / 8 * s[from].hidden_tiles * FEW;
+                         k += 32)
+                        if (k % FEW < n)
+                            deliver_few(t / 32,
+                                        k % FEW * pitch +
+                                            2 * (BML_CUDA_HIDDEN * (s[from].hidden_first -
+                                                                    s[from].clusters_first) +
+                                                 k / FEW * 8),
+                                        16);
+            for (int rank = 0; rank < CLUSTER; rank++)
+                EXPECT(p, came_few(p, &s[rank], BML_CUDA_HIDDEN_IN, n, n, pitch,
+                                   2 * BML_CUDA_HIDDEN * s[rank].clusters_tiles));
+        }
+}
+
+static void test_few(void **state)
+{
+    (void)state;
+    uint64_t seed = 3;
+    check_few(&gpt2[0]);
+    check_few(&gpt2[3]);
+    for (int i = 0; i < 5; i++) {
+        bml_cuda_plan p = random_plan(&seed);
+        check_few(&p);
+    }
 }
 
 /* ---- streams ---- */
@@ -275,11 +391,12 @@ static void check_stream(const bml_cuda_plan *p, int block, bml_weight_format fo
     bml_cuda_unit u = bml_cuda_unit_of(format);
     bml_cuda_unit head = bml_cuda_unit_of(bml_cuda_head_format(format));
     int room = bml_cuda_stage_bytes(p, &most, format), chunks = bml_cuda_chunks(p);
-    int both = u.first_bytes + u.second_bytes, columns = bml_cuda_column_bytes(p, u);
+    int both = u.first_bytes + u.second_bytes;
 
     EXPECT(p, u.first_bytes >= u.second_bytes && head.first_bytes >= head.second_bytes);
     EXPECT(p, chunks * u.first_bytes <= room && chunks * head.first_bytes <= room);
-    EXPECT(p, bml_cuda_proj_bytes(&s, u) <= room && columns <= room && room % 16 == 0);
+    EXPECT(p, bml_cuda_proj_bytes(&s, u) <= room && room % 16 == 0);
+    EXPECT(p, bml_cuda_column_bytes(&s, u, BML_CUDA_TOGETHER) <= room);
     EXPECT(p, at.end % 16 == 0);
     stream.n = at.end / 16;
     stream.read = calloc(stream.n + 1, 1);
@@ -290,18 +407,14 @@ static void check_stream(const bml_cuda_plan *p, int block, bml_weight_format fo
         for (int tile = 0; tile < s.slice_tiles; tile++)
             read_unit(p, at.proj + (size_t)(part * bml_cuda_proj_bytes(&s, u) + tile * both), both);
     read_rows(p, at.expand, s.hidden_tiles, u);
-    for (int k = 0; k < s.hidden_tiles; k++)
-        for (int warp = 0; warp < BML_CUDA_WARPS; warp++) {
-            int half = warp / (BML_CUDA_WARPS / 2), first = bml_cuda_slice_first(p->n_embd, warp);
-            int n = bml_cuda_slice_first(p->n_embd, warp + 1) - first;
-            int in_stage = first - bml_cuda_slice_first(p->n_embd, half * (BML_CUDA_WARPS / 2));
-            EXPECT(p, (in_stage + n) * u.col_bytes <= columns);
-            /* Packed by rows, whatever half they are of. */
-            EXPECT(p, half * columns + in_stage * u.col_bytes == first * u.col_bytes);
-            for (int i = 0; i < n; i++)
-                read_unit(p, at.contract + (size_t)(2 * k * columns + (first + i) * u.col_bytes),
+    /* Stages of a few tiles of hidden units each lie one behind the other. */
+    for (int k = 0; k < s.clusters_tiles; k++)
+        for (int warp = 0; warp < BML_CUDA_WARPS; warp++)
+            for (int i = warp; i < s.slice_tiles; i += BML_CUDA_WARPS)
+                read_unit(p,
+                          at.contract + (size_t)bml_cuda_column_bytes(&s, u, k) +
+                              (size_t)(i * u.col_bytes),
                           u.col_bytes);
-        }
     EXPECT(p, !memchr(stream.read, 0, stream.n));
     free(stream.read);
 }
@@ -338,9 +451,8 @@ static void test_streams(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_inboxes),
+        cmocka_unit_test(test_shares),  cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_inboxes), cmocka_unit_test(test_few),
         cmocka_unit_test(test_streams),
     };
     return cmocka_run_group_tests_name("one-launch step, shares", tests, NULL, NULL);

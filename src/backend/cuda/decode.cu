@@ -15,9 +15,8 @@
  *   attend    with many keys each block a run of them; what it gives is sent to all
  *   project   columns of the cluster's heads, a share of the rows   -> parts of x
  *   x         as above
- *   expand    rows of the block's hidden units, which stay where they are
- *   contract  columns of the same units: a part of every row, sent to the block that sums it up for
- *             the cluster                                           -> parts of x
+ *   expand    rows of the block's hidden units; sent to all
+ *   contract  columns of the cluster's hidden units, a share of the rows -> parts of x
  *
  * So a layer waits twice for other clusters, where five products one after the other would have to
  * five times. A cluster without heads has x, expand and contract.
@@ -30,62 +29,33 @@
  * instructions a warp has, not what they do: warps do again what others do too where that saves a
  * meeting, and each has its own inputs of a product, which it normalises for itself.
  */
-#include "backend/cuda/decode_fill.cuh"
-#include "backend/cuda/kernels/cluster.cuh"
-#include "backend/cuda/kernels/quad.cuh"
-#include "backend/cuda/kernels/softmax.cuh"
+#include "backend/cuda/decode_block.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
-__device__ static void wait_for_warps(void)
+/* Whether the blocks of a cluster share keys out. */
+__device__ static bool shares_keys(const arguments &p)
 {
-    asm volatile("bar.sync 1, %0;" ::"r"((int)COMPUTE) : "memory");
+    return p.position[0] > TOGETHER;
 }
 
-/* ---- the warps that compute ------------------------------------------------------------------ */
-
-/* What comes from the cluster's other blocks: an mbarrier that arms itself for the next use. */
-struct inbox {
-    uint32_t barrier, bytes, round;
-
-    __device__ void wait()
-    {
-        barrier_wait(barrier, round);
-        if (threadIdx.x == 0)
-            barrier_expect(barrier, bytes);
-        round ^= 1;
-    }
-};
-
-/* The widths that most of the arithmetic depends on, known when compiling; 0: not before, but no
- * more than MAX_EMBD. */
-template <int N_EMBD> struct shape {
-    static constexpr int n_embd = N_EMBD, chunks = N_EMBD / CHUNK, head_dim = 64, most = N_EMBD;
-
-    __device__ explicit shape(const bml_cuda_plan &)
-    {
-    }
-};
-
-template <> struct shape<0> {
-    static constexpr int most = MAX_EMBD;
-    int n_embd, chunks, head_dim;
-
-    __device__ explicit shape(const bml_cuda_plan &p)
-        : n_embd(p.n_embd), chunks(p.n_embd / CHUNK), head_dim(p.head_dim)
-    {
-    }
-};
+__device__ static run keys_of(const arguments &p, int rank)
+{
+    int n = p.position[0];
+    if (!shares_keys(p))
+        return {p.slot[0], 0, n};
+    return {p.slot[0], n * rank / CLUSTER, n * (rank + 1) / CLUSTER};
+}
 
 /* A block's shared memory, as its parts are called below. */
 struct memory_map {
     float *x;        /* [n_embd], sent */
     float *qkv;      /* [3 n_heads head_dim], sent */
     float *states;   /* [n_heads][CLUSTER][head_dim + 8], sent: v, the largest score, the sum */
-    float *sums;     /* [CLUSTER][n_embd / CLUSTER], sent, where qkv and states are too */
-    float *few;      /* [n_heads head_dim], or the block's hidden units */
+    float *hidden;   /* [units of the cluster], sent, and zeros up to [p.hidden] */
+    float *few;      /* [n_heads head_dim] */
     float *partial;  /* [MAX_TILES][PARTIAL] */
-    float *found;    /* [2048 / head_dim][head_dim + 8]; the head's second partial */
+    float *found;    /* [2048 / head_dim][head_dim + 8]; other sums of warps */
     float *ends;     /* [2][32] largest scores and sums that belong to FOUND */
     float *moments;  /* [WARPS][2] */
     char *taken;     /* [WARPS][MAX_EACH][256] */
@@ -94,58 +64,26 @@ struct memory_map {
     candidate *best; /* [WARPS] */
 };
 
-/* What a warp does. */
-template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker : shape<N_EMBD> {
-    typedef unit_format<F> format;
-    using shape<N_EMBD>::n_embd;
-    using shape<N_EMBD>::chunks;
-    using shape<N_EMBD>::head_dim;
-    using shape<N_EMBD>::most;
-    /* At most: chunks of a warp, tiles of a slice, and of these a warp's. */
-    static constexpr int CHUNKS = (most / CHUNK + WARPS - 1) / WARPS;
-    static constexpr int SLICE = (most / TILE + CLUSTER - 1) / CLUSTER;
-    static constexpr int TILES = (SLICE + WARPS - 1) / WARPS;
+template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD>
+struct worker : computing_warp<F, N_EMBD> {
+    typedef computing_warp<F, N_EMBD> base;
+    using base::attend_heads, base::chunks, base::CHUNKS, base::complete, base::has, base::head_dim,
+        base::lane, base::most, base::n_embd, base::p, base::plan, base::r, base::s, base::sharing,
+        base::slice, base::SLICE, base::slice_first, base::slice_tiles, base::sum_projection,
+        base::TILES, base::warp;
+    using typename base::format;
 
-    const arguments &p;
-    const bml_cuda_plan &plan;
-    const bml_cuda_share &s;
     const memory_map &m;
-    ring r;
-    inbox x_in, qkv_in, states_in, sums_in;
-    int warp, lane, quad, of4; /* quad, of this block's part of x: four lanes', and which lane */
+    inbox x_in, qkv_in, states_in, hidden_in;
+    int quad, of4; /* quad, of this block's part of x: four lanes', and which lane */
     uint32_t own_base, bases[2], peer_base; /* of shared memory: here, in blocks of4 and of4 + 4,
                                                and in block WARP */
     char *taken;                            /* the warp's */
     float4 x;                               /* the quad's */
 
-    /* Of block RANK's slice of x: all have as many, or some one less. */
-    __device__ __forceinline__ int slice_tiles(int rank) const
-    {
-        if constexpr (N_EMBD % (TILE * CLUSTER) == 0 && N_EMBD > 0)
-            return SLICE;
-        return bml_cuda_slice_first(n_embd, rank + 1) - bml_cuda_slice_first(n_embd, rank);
-    }
-
-    /* Floats of all this block's slice, and where in x it begins. */
-    __device__ __forceinline__ int slice() const
-    {
-        return TILE * slice_tiles(s.rank);
-    }
-
-    __device__ __forceinline__ int slice_first() const
-    {
-        return TILE * s.slice_first;
-    }
-
     __device__ __forceinline__ bool has_x() const
     {
         return quad < slice() / 4;
-    }
-
-    /* Whether the warp has an Ith chunk: every WARPSth is its. */
-    __device__ __forceinline__ bool has(int i) const
-    {
-        return N_EMBD && (i + 1) * WARPS <= most / CHUNK ? true : warp + i * WARPS < chunks;
     }
 
     /* Where most warps have one, all work on one, some on their first one again: waiting for each
@@ -158,15 +96,6 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
     __device__ __forceinline__ int chunk_at(int i) const
     {
         return has(i) ? i * WARPS * CHUNK : 0;
-    }
-
-    /* The warp has read N stages. */
-    __device__ __forceinline__ void release(int n)
-    {
-        __syncwarp();
-        if (lane < n)
-            barrier_arrive(r.empty_at(lane));
-        r.next(n);
     }
 
     /* ---- x ---- */
@@ -184,9 +113,9 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
     {
         if (has_x()) {
             int i = slice_first() / 4 + quad;
-            int token = p.from ? max(*p.from, 0) : p.token; /* -1 fails the pass before */
+            int token = p.from ? max(*p.from, 0) : p.token[0]; /* -1 fails the pass before */
             x = add4(embedding_at(p.wte, p.wte_format, n_embd, token, i),
-                     embedding_at(p.wpe, p.wpe_format, n_embd, p.position, i));
+                     embedding_at(p.wpe, p.wpe_format, n_embd, p.position[0], i));
             if (s.n_heads)
                 share();
         }
@@ -290,39 +219,16 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
 
     /* What the warp has of N tiles of rows goes to PARTIAL. */
     template <class Format>
-    __device__ __forceinline__ void sum_rows(const typename Format::row_x (&v)[CHUNKS], int n,
-                                             float *partial)
+    __device__ __forceinline__ void keep_rows(const typename Format::row_x (&v)[CHUNKS], int n,
+                                              float *partial)
     {
-        constexpr int group = together_for(N_EMBD), first = Format::unit.first_bytes,
-                      second = Format::unit.second_bytes;
         float *to = partial + warp * TILE + lane / 2;
-#pragma unroll 1
-        for (int tile = 0; tile < n; tile += group, to += group * PARTIAL) {
-            typename Format::sums sum[group];
-            const char *units[group][2];
-            bool all = group == 1 || tile + 1 < n;
-#pragma unroll
-            for (int j = 0; j < group; j++) {
-                int place = j && all ? 2 : 0; /* what is not there is the first one again */
-                units[j][0] = r.stage_at(place) + warp * first;
-                units[j][1] = r.stage_at(place + 1) + warp * second;
-            }
-            barrier_wait(r.full_now(), r.round);
-#pragma unroll
-            for (int i = 0; i < CHUNKS; i++)
-                if (has(i))
-#pragma unroll
-                    for (int j = 0; j < group; j++)
-                        Format::add_row(sum[j], units[j][0] + i * WARPS * first,
-                                        units[j][1] + i * WARPS * second, v[i], p.levels);
-            release(all ? 2 * group : 2);
-#pragma unroll
-            for (int j = 0; j < group; j++) {
-                float2 two = sum[j].result();
-                if (lane % 4 == 0 && (j == 0 || all))
-                    *(float2 *)(to + j * PARTIAL) = two;
-            }
-        }
+        this->template sum_rows<Format>(
+            v, n, [&](int tile, const typename Format::sums &sum, bool is_there) {
+                float2 two = sum.result();
+                if (lane % 4 == 0 && is_there)
+                    *(float2 *)(to + tile * PARTIAL) = two;
+            });
     }
 
     /* Row ROW of those in PARTIAL. */
@@ -336,18 +242,6 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
         return sum;
     }
 
-    /* Of a product's output, whose bias is at BIAS in a layer's vectors. */
-    __device__ __forceinline__ float complete(float sum, float bias, int layer, int matrix,
-                                              int row) const
-    {
-        if (F == BML_WEIGHTS_Q4)
-            return fmaf(
-                sum,
-                __ldg(p.vectors.data + layer * p.vectors.layer + p.vectors.row_scale[matrix] + row),
-                bias);
-        return sum + bias;
-    }
-
     /* q, k and v of the cluster's heads: sent to all its blocks, to block W by warp W; k and v
      * cached. */
     __device__ __forceinline__ void project_heads(int layer_number, const layer &l)
@@ -357,7 +251,7 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
         float bias = lane < n ? __ldg(biases + m.rows[lane].row) : 0;
         typename format::row_x v[CHUNKS];
         norm<format>(v, layer_number, 0);
-        sum_rows<format>(v, s.qkv_tiles, m.partial);
+        keep_rows<format>(v, s.qkv_tiles, m.partial);
         wait_for_warps();
         uint32_t to = shared_address(m.qkv + TILE * s.qkv_first) - own_base + peer_base;
         uint32_t barrier = qkv_in.barrier - own_base + peer_base;
@@ -371,7 +265,8 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
                 v = to_cache_and_back(v, p.kv);
                 if (warp == 0)
                     store_cached(row.row < 2 * n_embd ? l.k : l.v,
-                                 ((size_t)p.slot * plan.n_head * p.n_ctx + p.position) * head_dim +
+                                 ((size_t)p.slot[0] * plan.n_head * p.n_ctx + p.position[0]) *
+                                         head_dim +
                                      row.cached,
                                  v, p.kv);
             }
@@ -383,118 +278,57 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
     /* ---- attention: softmaxes on their way are v[head_dim], the largest score, and the sum;
      * scores are logarithms to base two ---- */
 
-    /* q.k, eight products to a lane, head_dim / 8 lanes to a key. */
-    template <class Kv> __device__ __forceinline__ float score_of(const float q[8], const Kv *key)
-    {
-        float k[8], score = 0;
-        load_cached(k, key);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            score = fmaf(q[i], k[i], score);
-#pragma unroll
-        for (int step = 1; step < 8; step *= 2)
-            score += __shfl_xor_sync(~0u, score, step);
-        if (head_dim > 64)
-            score += __shfl_xor_sync(~0u, score, 8);
-        return score;
-    }
-
-    /* The warp's keys of a group of stages, N of them: two at a time. */
-    template <class Kv>
-    __device__ __forceinline__ void attend_group(softmax_state &own, const float q[8], int n)
-    {
-        int lanes = head_dim / 8, groups = 32 / lanes, part = 8 * (lane % lanes);
-        const Kv *k = (const Kv *)r.stage() + part, *v = (const Kv *)r.stage_at(1) + part;
-#pragma unroll 1
-        for (int first = warp * groups; first < n; first += 2 * WARPS * groups) {
-            int a = first + lane / lanes, b = a + WARPS * groups;
-            int at_a = min(a, n - 1) * head_dim, at_b = min(b, n - 1) * head_dim;
-            float score_a = score_of(q, k + at_a), score_b = score_of(q, k + at_b);
-            own.add(a < n ? score_a : -INFINITY, b < n ? score_b : -INFINITY, v + at_a, v + at_b);
-        }
-        __syncwarp();
-    }
+    /* ---- attention ---- */
 
     __device__ __forceinline__ void attend(const layer &l)
     {
-        int pitch = bml_cuda_state_pitch(head_dim), lanes = head_dim / 8, part = 8 * (lane % lanes);
-        int sharing = COMPUTE / head_dim; /* lanes of an element below: four or two */
-        int e = threadIdx.x / sharing, q_of = threadIdx.x % sharing;
-        run keys(p.position, s.rank);
-        bool shared_out = run::shared_out(p.position);
+        int pitch = bml_cuda_state_pitch(head_dim);
+        run keys = keys_of(p, s.rank);
+        bool shared_out = shares_keys(p);
         float scale = l.scale * 1.44269504f;
         qkv_in.wait();
 #pragma unroll 1
-        for (int i = 0; i < s.n_heads; i++) {
-            const float *query = m.qkv + i * 3 * head_dim;
-            softmax_state own;
-            float q[8];
-            load_cached(q, query + part);
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                q[j] *= scale;
-#pragma unroll 1
-            for (int n = keys.end - keys.begin; n > 0; n -= p.keys_of_stage) {
-                int here = min(n, p.keys_of_stage);
-                barrier_wait(r.full_now(), r.round);
-                if (p.kv == BML_BF16)
-                    attend_group<__nv_bfloat16>(own, q, here);
-                else if (p.kv == BML_F16)
-                    attend_group<__half>(own, q, here);
-                else
-                    attend_group<float>(own, q, here);
-                release(2);
-            }
+        for (int i = 0; i < s.n_heads; i += abreast_for(N_EMBD)) {
             /* The token's own key, for one block if they share keys out. */
-            if (warp == WARPS - 1 && (s.rank == CLUSTER - 1 || !shared_out)) {
-                float score = score_of(q, query + head_dim + part);
-                const float *value = query + 2 * head_dim + part;
-                own.add(lane < lanes ? score : -INFINITY, -INFINITY, value, value);
-            }
-            int state = warp * (32 / lanes) + lane / lanes;
-            float *to = m.found + state * pitch + part;
-            *(float4 *)to = make_float4(own.v[0], own.v[1], own.v[2], own.v[3]);
-            *(float4 *)(to + 4) = make_float4(own.v[4], own.v[5], own.v[6], own.v[7]);
-            if (part == 0) {
-                m.ends[state] = own.top;
-                m.ends[32 + state] = own.sum;
-            }
-            wait_for_warps();
+            bool own_key = s.rank == CLUSTER - 1 || !shared_out;
+            int abreast = abreast_for(N_EMBD) > 1 && i + 1 < s.n_heads ? 2 : 1;
             float top, sum;
-            float v = joined<8>(sharing, m.found + q_of * pitch + e, m.ends + q_of,
-                                m.ends + 32 + q_of, sharing, pitch, sharing, top, sum);
+            float v = attend_heads(m.qkv + i * 3 * head_dim, abreast, keys.end - keys.begin,
+                                   own_key, scale, m.found, m.ends, top, sum);
+            auto mine = this->joins(abreast);
+            int head = i + mine.head;
             if (!shared_out) {
-                if (q_of == 0)
-                    m.few[i * head_dim + e] = __fdividef(v, sum);
+                if (mine.of == 0)
+                    m.few[head * head_dim + mine.e] = __fdividef(v, sum);
             } else {
-                float *state_to = m.states + (i * CLUSTER + s.rank) * pitch;
+                float *state_to = m.states + (head * CLUSTER + s.rank) * pitch;
 #pragma unroll 1
-                for (int rank = q_of; rank < CLUSTER; rank += sharing) {
+                for (int rank = mine.of; rank < CLUSTER; rank += mine.lanes) {
                     uint32_t base = address_in(own_base, rank) - own_base;
                     uint32_t barrier = base + states_in.barrier;
-                    send_to(base + shared_address(state_to + e), v, barrier);
-                    if (e == 0)
+                    send_to(base + shared_address(state_to + mine.e), v, barrier);
+                    if (mine.e == 0)
                         send_to(base + shared_address(state_to + head_dim), make_float2(top, sum),
                                 barrier);
                 }
             }
-            if (i + 1 < s.n_heads)
+            if (i + abreast_for(N_EMBD) < s.n_heads)
                 wait_for_warps();
         }
         if (shared_out) {
+            auto mine = this->joins(1);
             states_in.wait();
 #pragma unroll 1
             for (int i = 0; i < s.n_heads; i++) {
-                const float *from = m.states + (i * CLUSTER + q_of) * pitch;
+                const float *from = m.states + (i * CLUSTER + mine.of) * pitch;
+                const float *state = from + mine.e, *ends = from + head_dim;
                 float top, sum, v;
                 if (head_dim == 64)
-                    v = joined<2>(sharing, from + e, from + head_dim, from + head_dim + 1, 4, pitch,
-                                  4 * pitch, top, sum);
+                    v = joined<2>(mine.lanes, state, ends, ends + 1, 4, pitch, 4 * pitch, top, sum);
                 else
-                    v = joined<4>(sharing, from + e, from + head_dim, from + head_dim + 1, 2, pitch,
-                                  2 * pitch, top, sum);
-                if (q_of == 0)
-                    m.few[i * head_dim + e] = __fdividef(v, sum);
+                    v = joined<4>(mine.lanes, state, ends, ends + 1, 2, pitch, 2 * pitch, top, sum);
+                if (mine.of == 0)
+                    m.few[i * head_dim + mine.e] = __fdividef(v, sum);
             }
         }
         wait_for_warps();
@@ -504,125 +338,164 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
 
     __device__ __forceinline__ void project(uint32_t use)
     {
-        constexpr int first = format::unit.first_bytes, both = first + format::unit.second_bytes;
         typename format::sums sum[TILES];
-        int n = slice_tiles(s.rank);
-#pragma unroll 1
-        for (int part = 0; part < bml_cuda_proj_stages(&plan, &s); part++) {
-            const char *units = r.stage() + warp * both;
+        sum_projection(sum, [&](int part) {
             typename format::row_x v;
             format::keep(v, taken, ((const float2 *)(m.few + part * CHUNK))[lane]);
             __syncwarp();
             format::take(v, format::share_of(taken, m.zeros));
-            barrier_wait(r.full_now(), r.round);
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-                if (warp + i * WARPS < n)
-                    format::add_row(sum[i], units + i * WARPS * both,
-                                    units + i * WARPS * both + first, v, p.levels);
-            release(1);
-        }
-        float *to = parts_of(p.out.project, use) + s.cluster * n_embd + slice_first() +
-                    TILE * warp + lane / 2;
+            return v;
+        });
+        put_sums(p.out.project, use, [&](int i) { return sum[i].result(); });
+    }
+
+    /* The warp's tiles of what the cluster adds to x go to where all clusters look. */
+    template <class Sum> __device__ __forceinline__ void put_sums(float *all, uint32_t use, Sum sum)
+    {
+        float *to =
+            parts_of(all, use) + s.cluster * n_embd + slice_first() + TILE * warp + lane / 2;
 #pragma unroll
         for (int i = 0; i < TILES; i++)
-            if (warp + i * WARPS < n) {
-                float2 v = sum[i].result();
+            if (warp + i * WARPS < slice_tiles(s.rank)) {
+                float2 v = sum(i);
                 if (lane % 4 == 0)
                     put(to + i * WARPS * TILE, v, tag_of(use));
             }
     }
 
+    /* Hidden units: sent to all blocks of the cluster, to block W by warp W. */
     __device__ __forceinline__ void expand(int layer)
     {
         const float *biases = p.vectors.data + layer * p.vectors.layer + p.vectors.bias[EXPAND] +
                               HIDDEN * s.hidden_first;
-        int n = HIDDEN * s.hidden_tiles, row = threadIdx.x;
-        float bias = row < n ? __ldg(biases + row) : 0;
+        int n = HIDDEN * s.hidden_tiles;
+        float bias = lane < n ? __ldg(biases + lane) : 0;
         typename format::row_x v[CHUNKS];
         norm<format>(v, layer, 1);
-        sum_rows<format>(v, s.hidden_tiles, m.partial);
+        keep_rows<format>(v, s.hidden_tiles, m.partial);
         wait_for_warps();
-        if (row < n) {
-            float sum = complete(row_of(m.partial, row), bias, layer, EXPAND,
-                                 HIDDEN * s.hidden_first + row);
-            m.few[row] = activate(sum, p.activation);
+        uint32_t peer = peer_base - own_base;
+        uint32_t to =
+            shared_address(m.hidden + HIDDEN * (s.hidden_first - s.clusters_first)) + peer;
+#pragma unroll 1
+        for (int i = lane; i < n; i += 32) {
+            if (i >= 32)
+                bias = __ldg(biases + i);
+            float sum =
+                complete(row_of(m.partial, i), bias, layer, EXPAND, HIDDEN * s.hidden_first + i);
+            send_to(to + 4 * i, format::kept(activate(sum, p.activation)),
+                    hidden_in.barrier + peer);
         }
-        wait_for_warps();
+        __syncwarp();
     }
 
-    /* A warp has a slice of x, and sends its sums to whose slice it is. */
     __device__ __forceinline__ void contract(uint32_t use)
     {
-        typename format::sums sum[SLICE];
-        int half = warp / (WARPS / 2), n = slice_tiles(warp);
-        int at = (bml_cuda_slice_first(n_embd, warp) -
-                  bml_cuda_slice_first(n_embd, half * (WARPS / 2))) *
-                 format::unit.col_bytes;
+        if (s.clusters_tiles)
+            hidden_in.wait();
+        if constexpr (format::half_width && N_EMBD > 1280)
+            contract_rows(use);
+        else
+            contract_units(use);
+        __syncwarp();
+    }
+
+    /* Of the slice's tiles of rows the warp's, as of the projection: little comes behind the last
+     * weights, which large models wait for. */
+    __device__ __forceinline__ void contract_rows(uint32_t use)
+    {
+        constexpr int bytes = format::unit.col_bytes, together = BML_CUDA_TOGETHER;
+        typename format::sums sum[TILES];
+        int n = slice_tiles(s.rank), tiles = s.clusters_tiles;
 #pragma unroll 1
-        for (int k = 0; k < s.hidden_tiles; k += format::pairs ? 2 : 1) {
-            bool pair = format::pairs && k + 1 < s.hidden_tiles;
-            typename format::columns_x v = format::columns(m.few + k * HIDDEN, pair);
-            const char *first = r.stage_at(half) + at;
-            typename format::column_units units(first, pair ? r.stage_at(2 + half) + at : first);
+        for (int stage = 0; stage < tiles; stage += together) {
+            const char *at = r.stage() + warp * bytes;
+            typename format::columns_x v[together / 2];
+#pragma unroll
+            for (int j = 0; j < together / 2; j++)
+                v[j] = format::columns(m.hidden + (stage + 2 * j) * HIDDEN, true);
             barrier_wait(r.full_now(), r.round);
-            if (pair)
-                barrier_wait(r.full_at(2), r.round_at(2));
 #pragma unroll
-            for (int i = 0; i < SLICE; i++)
-                if (i < n)
-                    format::add_columns(sum[i], units, i, v, p.levels);
-            release(pair ? 4 : 2);
-        }
-        uint32_t to = shared_address(m.sums + s.rank * TILE * n + lane / 2) - own_base + peer_base;
-        uint32_t barrier = sums_in.barrier - own_base + peer_base;
+            for (int j = 0; j < together / 2; j++) {
+                int k = 2 * j; /* what is not there is the first one, times zeros */
+                const char *one = stage + k < tiles ? at + k * n * bytes : at;
+                const char *other = stage + k + 1 < tiles ? at + (k + 1) * n * bytes : at;
+                typename format::column_units units(one, other);
 #pragma unroll
-        for (int i = 0; i < SLICE; i++)
-            if (i < n) {
-                float2 v = sum[i].result_of_columns();
-                if (lane % 4 == 0)
-                    send_to(to + i * TILE * (int)sizeof(float), v, barrier);
+                for (int i = 0; i < TILES; i++)
+                    if (warp + i * WARPS < n)
+                        format::add_columns(sum[i], units, i * WARPS, v[j], p.levels);
             }
-        sums_in.wait();
-        int i = threadIdx.x;
+            this->release(1);
+        }
+        put_sums(p.out.contract, use, [&](int i) { return sum[i].result_of_columns(); });
+    }
+
+    /* A warp has every WARPSth of the cluster's tiles of hidden units, or of pairs of them, for all
+     * of the slice's rows: the least code, and what it makes of units it makes once. */
+    __device__ __forceinline__ void contract_units(uint32_t use)
+    {
+        constexpr int bytes = format::unit.col_bytes, together = BML_CUDA_TOGETHER;
+        constexpr int each = format::pairs ? 2 : 1, pitch = TILE * SLICE;
+        typename format::sums sum[SLICE];
+        int n = slice_tiles(s.rank), i = threadIdx.x;
+#pragma unroll 1
+        for (int stage = 0; stage < s.clusters_tiles; stage += together) {
+            int mine = (warp - stage / each) & (WARPS - 1), k = stage + mine * each;
+            bool has = mine < together / each && k < s.clusters_tiles;
+            bool pair = format::pairs && k + 1 < s.clusters_tiles;
+            typename format::columns_x v;
+            if (has)
+                v = format::columns(m.hidden + k * HIDDEN, pair);
+            barrier_wait(r.full_now(), r.round);
+            if (has) {
+                const char *at = r.stage() + mine * each * n * bytes;
+                typename format::column_units units(at, pair ? at + n * bytes : at);
+#pragma unroll
+                for (int j = 0; j < SLICE; j++)
+                    if (j < n)
+                        format::add_columns(sum[j], units, j, v, p.levels);
+            }
+            this->release(1);
+        }
+        static_assert(WARPS * pitch <= FOUND, "sums of all warps");
+        float *to = m.found + warp * pitch + lane / 2;
+#pragma unroll
+        for (int j = 0; j < SLICE; j++)
+            if (j < n) {
+                float2 v = sum[j].result_of_columns();
+                if (lane % 4 == 0)
+                    *(float2 *)(to + j * TILE) = v;
+            }
+        wait_for_warps();
         if (i < slice() / 4) {
             float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
-            for (int b = 0; b < CLUSTER; b++)
-                v = add4(((const float4 *)m.sums)[b * (slice() / 4) + i], v);
+            for (int w = 0; w < WARPS; w++)
+                v = add4(((const float4 *)m.found)[w * (pitch / 4) + i], v);
             put(parts_of(p.out.contract, use) + s.cluster * n_embd + slice_first() + 4 * i, v,
                 tag_of(use));
         }
-        __syncwarp();
     }
 
     /* ---- the head ---- */
 
-    /* Joins the candidates of threads and blocks. A logit's 32 bits go in halves: all of them
-     * count, and words carry tags. */
+    /* Joins the candidates of threads and blocks. */
     __device__ __forceinline__ void choose(candidate mine, uint32_t tag)
     {
         int i = threadIdx.x;
         mine = best_of_block(mine);
-        if (i == 0) {
-            uint32_t bits = __float_as_uint(mine.logit);
-            float4 record =
-                make_float4(__uint_as_float(bits >> 16 << 1), __uint_as_float((bits & 0xffff) << 1),
-                            __uint_as_float((uint32_t)mine.id << 1), 0);
-            put(p.out.best + blockIdx.x * RECORD, record, tag);
-        }
+        if (i == 0)
+            put(p.out.best + blockIdx.x * RECORD, record_of(mine), tag);
         if (blockIdx.x > 0)
             return;
         mine = {-INFINITY, NO_ID};
-        if (i < gridDim.x) {
-            float4 v = get(p.out.best + i * RECORD, tag);
-            uint32_t bits = __float_as_uint(v.x) >> 1 << 16 | __float_as_uint(v.y) >> 1;
-            mine = {__uint_as_float(bits), (int)__float_as_uint(v.z) >> 1};
-        }
+        if (i < gridDim.x)
+            mine = candidate_of(get(p.out.best + i * RECORD, tag));
         __syncwarp();
         mine = best_of_block(mine);
         if (i == 0)
-            *p.id = *p.host_id = mine.id;
+            *p.ids = *p.host_id[0] = mine.id;
     }
 
     /* For thread 0. */
@@ -649,7 +522,7 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD> struct worker
 #pragma unroll 1
         for (int tile = 0; tile < s.vocab_tiles; tile += MAX_TILES) {
             int n = min(s.vocab_tiles - tile, (int)MAX_TILES), row = threadIdx.x;
-            sum_rows<format>(v, n, partial);
+            keep_rows<format>(v, n, partial);
             wait_for_warps();
             if (row < TILE * n) {
                 float logit = row_of(partial, row);
@@ -707,7 +580,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     uint32_t bytes[BML_CUDA_INBOXES];
 #pragma unroll
     for (int i = 0; i < BML_CUDA_INBOXES; i++)
-        bytes[i] = bml_cuda_inbox_bytes(&plan, &s, i, run::shared_out(p.position));
+        bytes[i] = bml_cuda_inbox_bytes(&plan, &s, i, shares_keys(p));
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.n_stages; i++) {
             barrier_init(full + 8 * i, 1);
@@ -723,10 +596,11 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     if (threadIdx.x < COMPUTE) {
         memory_map m;
         m.x = (float *)(barriers + 2 * p.n_stages + BML_CUDA_INBOXES);
-        m.qkv = m.sums = m.x + plan.n_embd;
+        m.qkv = m.x + plan.n_embd;
         m.states = m.qkv + s.n_heads * 3 * plan.head_dim;
         m.few = m.qkv + p.inbox_bytes / 4;
-        m.partial = m.few + p.few;
+        m.hidden = m.few + p.few;
+        m.partial = m.hidden + p.hidden;
         m.found = m.partial + MAX_TILES * PARTIAL;
         m.ends = m.found + FOUND;
         m.moments = m.ends + 64;
@@ -736,28 +610,20 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
         m.rows = (qkv_row *)(m.best + WARPS);
         for (int i = threadIdx.x; i < MAX_EACH * 64; i += COMPUTE)
             ((int *)m.zeros)[i] = 0;
-        for (int i = threadIdx.x; i < TILE * s.qkv_tiles; i += COMPUTE) {
-            int row = bml_cuda_qkv_row(&plan, s.cluster, TILE * s.qkv_first + i);
-            int e = row % plan.n_embd, head = e / plan.head_dim;
-            m.rows[i] = {
-                row, row < plan.n_embd ? -1 : head * p.n_ctx * plan.head_dim + e % plan.head_dim};
-        }
+        for (int i = threadIdx.x + HIDDEN * s.clusters_tiles; i < p.hidden; i += COMPUTE)
+            m.hidden[i] = 0;
+        for (int i = threadIdx.x; i < TILE * s.qkv_tiles; i += COMPUTE)
+            m.rows[i] = qkv_row_of(p, s, i);
         wait_for_warps();
         int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0); /* uniform */
         uint32_t base = shared_address(memory);
         worker<F, HEAD, N_EMBD> w = {
-            shape<N_EMBD>(plan),
-            p,
-            plan,
-            s,
+            {shape<N_EMBD>(plan), p, plan, s, r, warp, lane},
             m,
-            r,
             {inboxes + 8 * BML_CUDA_X_IN, bytes[BML_CUDA_X_IN], 0},
             {inboxes + 8 * BML_CUDA_QKV_IN, bytes[BML_CUDA_QKV_IN], 0},
             {inboxes + 8 * BML_CUDA_STATES_IN, bytes[BML_CUDA_STATES_IN], 0},
-            {inboxes + 8 * BML_CUDA_SUMS_IN, bytes[BML_CUDA_SUMS_IN], 0},
-            warp,
-            lane,
+            {inboxes + 8 * BML_CUDA_HIDDEN_IN, bytes[BML_CUDA_HIDDEN_IN], 0},
             (int)threadIdx.x / 4,
             lane % 4,
             base,
@@ -767,7 +633,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
             {}};
         w.pass();
     } else if (threadIdx.x == COMPUTE) {
-        fill<F, HEAD, N_EMBD>(r, p, s);
+        fill<F, HEAD, N_EMBD, 2, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank));
     }
     __syncwarp();
     meet_cluster(); /* nobody leaves while another may still send to it */
@@ -777,7 +643,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
 template <bml_weight_format F> static const void *kernel_of(int n_embd, int head_dim)
 {
     constexpr bml_weight_format head = bml_cuda_head_format(F);
-    switch (head_dim == 64 ? n_embd : 0) { /* GPT-2's */
+    switch (width_of(n_embd, head_dim)) {
     case 768:
         return (const void *)decode<F, head, 768>;
     case 1024:

@@ -19,6 +19,7 @@ enum {
     MAX_EMBD = 2048,
     MAX_EACH = MAX_EMBD / CHUNK / WARPS, /* chunks of a warp */
     MAX_TILES = 8,                       /* of rows that are summed up over warps together */
+    FEW = BML_CUDA_FEW,                  /* tokens that are one launch */
     TOGETHER = 128,        /* so many keys every block of a cluster looks at, more are shared out */
     KEYS = 64,             /* that a stage of the ring has room for */
     FOUND = 32 * (64 + 8), /* floats of the softmaxes on their way of all warps */
@@ -43,8 +44,8 @@ struct vectors {
     int layer, bias[N_MATRICES], row_scale[N_MATRICES]; /* in floats */
 };
 
-/* Device memory through which clusters talk. Parts are [2][PARTS][n_embd]: what every cluster has
- * of each sum, for layers with even and odd numbers. */
+/* Device memory through which clusters talk. Parts are [2][PARTS][n_tokens][n_embd]: what every
+ * cluster has of each sum, for layers with even and odd numbers. */
 struct exchange {
     float *project, *contract, *best;
 };
@@ -68,24 +69,48 @@ struct arguments {
     bml_weight_format wte_format, wpe_format;
     uint4 levels;
     bml_dtype kv;
-    int n_ctx, token, position, slot;
-    const int32_t *from; /* device memory that has the token; NULL: it is TOKEN */
+    int n_ctx, n_tokens;
+    int token[FEW], position[FEW], slot[FEW];
+    const int32_t *from; /* device memory that has the tokens; NULL: they are TOKEN */
     bool want_row;
     exchange out;
     uint32_t use, best_use; /* layers and argmaxes that all launches before have run */
     int n_valid;
     float *logits;
-    int32_t *id, *host_id;
+    int32_t *ids, *host_id[FEW];
     int n_stages, stage_bytes;
     int chunks, keys_of_stage; /* of n_embd, and of a stage */
     int few, inbox_bytes;      /* floats, and bytes of what is sent; see memory_map in decode.cu */
+    int hidden;                /* of the cluster with most: floats, or FEW tokens' operands */
+    int tiles;                 /* of rows that are summed up over warps together: decode_few.cu */
 };
 
-/* How many tiles of rows are waited for together: two, unless these are long, or the
- * kernel does not know how long (0). */
+/* The width that kernels are compiled for, if it is one of GPT-2's; else 0: any. */
+BML_CUDA_BOTH static inline int width_of(int n_embd, int head_dim)
+{
+    bool known = n_embd == 768 || n_embd == 1024 || n_embd == 1280 || n_embd == 1600;
+    return known && head_dim == 64 ? n_embd : 0;
+}
+
+/* Below, N_EMBD is such a width. How many tiles of rows are waited for together: two, unless these
+ * are long, or the kernel does not know how long. */
 BML_CUDA_BOTH static constexpr int together_for(int n_embd)
 {
     return n_embd > 0 && n_embd <= 1024 ? 2 : 1;
+}
+
+/* How many heads of a cluster a block attends to side by side, for one token: two, if clusters of
+ * GPT-2's size have two and heads are of 64. */
+BML_CUDA_BOTH static constexpr int abreast_for(int n_embd)
+{
+    return n_embd > 768 ? 2 : 1;
+}
+
+/* Stages of the ring that have the same tokens' keys and values: where there is room for both in
+ * one, one. */
+BML_CUDA_BOTH static constexpr int key_stages_for(int n_embd)
+{
+    return n_embd > 768 ? 1 : 2;
 }
 
 template <bml_weight_format F> struct format_tag {
@@ -115,7 +140,9 @@ void bml_cuda_pack_layer(char *stream, const size_t *begin, const bml_layer_weig
 void bml_cuda_pack_head(char *stream, const size_t *begin, const bml_weight *head,
                         const bml_cuda_plan *plan);
 
-/* The kernel for layers of FORMAT, a head of the format that goes with it, and these sizes. */
+/* The kernels for layers of FORMAT, a head of the format that goes with it, and these sizes: of one
+ * token, and of two to FEW, which only 16-bit weights have. */
 const void *bml_cuda_decode_kernel(bml_weight_format format, int n_embd, int head_dim);
+const void *bml_cuda_decode_few_kernel(bml_weight_format format, int n_embd, int head_dim);
 
 #endif

@@ -1,4 +1,4 @@
-/* The pass of one token as one launch; see decode.cu. */
+/* The pass of one token, or of a few, as one launch; see decode.cu and decode_few.cu. */
 #ifndef BML_BACKEND_CUDA_DECODE_H
 #define BML_BACKEND_CUDA_DECODE_H
 
@@ -17,9 +17,10 @@ void bml_cuda_decoder_free(bml_cuda_decoder *decoder);
  * launch uses; 0 if it cannot be. */
 int bml_cuda_decode_clusters(int shared_bytes);
 
-/* Whether the pass of QUEUE's batch can be one launch: one token, on Hopper or later, with the
- * shapes that decode.cu is written for. The first one makes the queue's decoder; without room for
- * it none can be. */
+/* Whether the pass of QUEUE's batch can be one launch, on Hopper or later, with the shapes that
+ * these are written for: one token or, with 16-bit weights, up to BML_CUDA_FEW of a slot each, of
+ * which all or none want logits. The first one makes the queue's decoder; without room for it none
+ * can be. */
 bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *weights, const bml_kv_cache *cache);
 
 /* As bml_backend.forward, where that says yes. */

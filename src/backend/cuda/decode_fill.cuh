@@ -8,45 +8,40 @@
 
 #if __CUDA_ARCH__ >= 900
 
-/* The keys that a block attends to. */
+/* The keys in a slot that a block attends to. */
 struct run {
-    int begin, end;
-
-    __device__ run(int position, int rank) : begin(0), end(position)
-    {
-        if (shared_out(position)) {
-            begin = position * rank / CLUSTER;
-            end = position * (rank + 1) / CLUSTER;
-        }
-    }
-
-    __device__ static bool shared_out(int position)
-    {
-        return position > TOGETHER;
-    }
+    int slot, begin, end;
 };
 
 /*
  * One thread that sees the ring from the other side. Stages that are used together arrive at the
- * first one's mbarrier. No more than two such groups are on their way at once, what keeps the
+ * first one's mbarrier. No more than AHEAD such groups are on their way at once, what keeps the
  * memory busy: more would only queue up, and what blocks tell each other would wait in that queue.
+ * See decode.cuh for ABREAST and KEY_STAGES.
  */
-struct filler {
+template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
     const arguments &p;
     const bml_cuda_share &s;
     ring next;
-    bool short_ring;        /* its stages are in use again two groups later: one must do */
-    uint32_t group, parity; /* mbarrier of this group, and of the one before; 0: none yet */
+    int ahead; /* AHEAD, or less in a ring whose stages are in use again so many groups later */
+    uint32_t group, parity; /* mbarrier of this group, and of the ones before; 0: none yet */
     uint32_t before, before_parity;
+    uint32_t earlier, earlier_parity;
     const char *from;
 
     /* Begins a group of which BYTES will come. */
-    __device__ void begin_group(uint32_t bytes)
+    __device__ __forceinline__ void begin_group(uint32_t bytes)
     {
-        if (short_ring && group)
+        if (ahead == 1 && group)
             barrier_wait(group, parity);
-        else if (before)
+        else if (ahead == 2 && before)
             barrier_wait(before, before_parity);
+        if (AHEAD == 3) {
+            if (ahead == 3 && earlier)
+                barrier_wait(earlier, earlier_parity);
+            earlier = before;
+            earlier_parity = before_parity;
+        }
         before = group;
         before_parity = parity;
         group = next.full_now();
@@ -56,7 +51,7 @@ struct filler {
     }
 
     /* Makes room for one stage more of the group. */
-    __device__ void more()
+    __device__ __forceinline__ void more()
     {
         next.next();
         barrier_wait(next.empty_now(), next.round ^ 1);
@@ -64,7 +59,8 @@ struct filler {
     }
 
     /* N tiles, TOGETHER of them in a group, each of STAGES stages: FIRST bytes, and SECOND. */
-    __device__ void tiles(int n, int together, int stages, uint32_t first, uint32_t second)
+    __device__ __forceinline__ void tiles(int n, int together, int stages, uint32_t first,
+                                          uint32_t second)
     {
 #pragma unroll 1
         for (int i = 0; i < n; i += together) {
@@ -82,33 +78,37 @@ struct filler {
         }
     }
 
-    /* A stage of keys, and one of the same tokens' values. */
-    __device__ void keys(const layer &l)
+    /* Keys, and the same tokens' values: in turn for heads side by side. */
+    __device__ __forceinline__ void keys(const layer &l, run keys)
     {
         size_t key_bytes = p.plan.head_dim * (p.kv == BML_F32 ? 4 : 2);
-        run keys(p.position, s.rank);
-        for (int j = 0; j < s.n_heads; j++) {
-            size_t head = (size_t)p.slot * p.plan.n_head + s.cluster + j * p.plan.n_clusters;
-            for (int key = keys.begin; key < keys.end; key += p.keys_of_stage) {
-                uint32_t bytes = (uint32_t)(min(p.keys_of_stage, keys.end - key) * key_bytes);
-                size_t at = (head * p.n_ctx + key) * key_bytes;
-                begin_group(2 * bytes);
-                bulk_copy(next.stage(), l.k + at, bytes, group, false);
-                more();
-                bulk_copy(next.stage(), l.v + at, bytes, group, false);
-                next.next();
-            }
-        }
+        for (int j = 0; j < s.n_heads; j += ABREAST)
+            for (int key = keys.begin; key < keys.end; key += p.keys_of_stage)
+                for (int i = j; i < min(j + ABREAST, s.n_heads); i++) {
+                    size_t head =
+                        (size_t)keys.slot * p.plan.n_head + s.cluster + i * p.plan.n_clusters;
+                    uint32_t bytes = (uint32_t)(min(p.keys_of_stage, keys.end - key) * key_bytes);
+                    size_t at = (head * p.n_ctx + key) * key_bytes, behind = 0;
+                    begin_group(2 * bytes);
+                    bulk_copy(next.stage(), l.k + at, bytes, group, false);
+                    if (KEY_STAGES > 1)
+                        more();
+                    else
+                        behind = p.keys_of_stage * key_bytes;
+                    bulk_copy(next.stage() + behind, l.v + at, bytes, group, false);
+                    next.next();
+                }
     }
 };
 
-template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD>
-__device__ static void fill(const ring &r, const arguments &p, const bml_cuda_share &s)
+template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD, int AHEAD, int ABREAST>
+__device__ static void fill(const ring &r, const arguments &p, const bml_cuda_share &s, run keys)
 {
-    enum { QKV_TILES, KEYS_OF_HEADS, PROJECT_CHUNKS, EXPAND_TILES, CONTRACT_TILES, HEAD_TILES };
+    enum { QKV_TILES, KEYS_OF_HEADS, PROJECT_CHUNKS, EXPAND_TILES, CONTRACT_TILES, CONTRACT_REST };
+    enum { HEAD_TILES = CONTRACT_REST + 1 };
     constexpr bml_cuda_unit u = bml_cuda_unit_of(F), head = bml_cuda_unit_of(HEAD);
-    uint32_t columns = bml_cuda_column_bytes(&p.plan, u);
-    filler f = {p, s, r, r.n_stages < 4 * together_for(N_EMBD), 0, 0, 0, 0, nullptr};
+    int ahead = min(AHEAD, max(1, r.n_stages / (2 * together_for(N_EMBD))));
+    filler<AHEAD, ABREAST, key_stages_for(N_EMBD)> f = {p, s, r, ahead, 0, 0, 0, 0, 0, 0, nullptr};
 #pragma unroll 1
     for (int i = 0; i < p.n_layer + p.want_row; i++) {
         bool last = i == p.n_layer;
@@ -116,15 +116,21 @@ __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_sh
 #pragma unroll 1 /* once in the program, however often in the pass */
         for (int what = last ? HEAD_TILES : QKV_TILES; what < (last ? HEAD_TILES + 1 : HEAD_TILES);
              what++) {
-            int n = what == QKV_TILES    ? s.qkv_tiles
-                    : what == HEAD_TILES ? s.vocab_tiles
-                                         : s.hidden_tiles;
+            int n = what == QKV_TILES        ? s.qkv_tiles
+                    : what == PROJECT_CHUNKS ? bml_cuda_proj_stages(&p.plan, &s)
+                    : what == EXPAND_TILES   ? s.hidden_tiles
+                    : what == CONTRACT_TILES ? s.clusters_tiles / BML_CUDA_TOGETHER
+                    : what == CONTRACT_REST  ? s.clusters_tiles % BML_CUDA_TOGETHER > 0
+                                             : s.vocab_tiles;
             if (what == KEYS_OF_HEADS)
-                f.keys(p.layers[i]);
+                f.keys(p.layers[i], keys);
             else if (what == PROJECT_CHUNKS)
-                f.tiles(bml_cuda_proj_stages(&p.plan, &s), 1, 1, bml_cuda_proj_bytes(&s, u), 0);
+                f.tiles(n, 1, 1, bml_cuda_proj_bytes(&s, u), 0);
             else if (what == CONTRACT_TILES)
-                f.tiles(n, 1, 2, columns, columns);
+                f.tiles(n, 1, 1, bml_cuda_column_bytes(&s, u, BML_CUDA_TOGETHER), 0);
+            else if (what == CONTRACT_REST)
+                f.tiles(n, 1, 1, bml_cuda_column_bytes(&s, u, s.clusters_tiles % BML_CUDA_TOGETHER),
+                        0);
             else
                 f.tiles(n, together_for(N_EMBD), 2,
                         p.chunks * (what == HEAD_TILES ? head : u).first_bytes,

@@ -7,6 +7,7 @@ extern "C" {
 }
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     MOST_FOR_KEYS = 8 << 10, /* bytes of a stage */
@@ -21,7 +22,7 @@ struct bml_cuda_decoder {
     size_t layer_bytes;
     exchange out; /* one allocation, from out.project on */
     size_t exchange_bytes;
-    bool used; /* the exchange's words carry tags */
+    int used_by; /* the exchange's words carry tags of steps of so many tokens; 0: of none */
     uint32_t use, best_use;
 };
 
@@ -116,8 +117,8 @@ static cudaError_t fill_vectors(bml_cuda_decoder *d, const bml_weights *w)
 
 static cudaError_t exchange_new(bml_cuda_decoder *d)
 {
-    size_t parts = (size_t)2 * d->plan.n_embd * PARTS;
-    d->exchange_bytes = (2 * parts + (size_t)blocks_of(&d->plan) * RECORD) * sizeof(float);
+    size_t parts = (size_t)2 * d->plan.n_embd * PARTS * FEW;
+    d->exchange_bytes = (2 * parts + (size_t)FEW * blocks_of(&d->plan) * RECORD) * sizeof(float);
     cudaError_t error = cudaMalloc((void **)&d->out.project, d->exchange_bytes);
     d->out.contract = d->out.project + parts;
     d->out.best = d->out.contract + parts;
@@ -171,6 +172,28 @@ static bml_cuda_plan plan_of(const bml_queue *queue, const bml_weights *w)
             c->n_embd / c->n_head,     c->n_inner, c->vocab_size};
 }
 
+/* The kernel of a step of N_TOKENS; NULL if there is none. */
+static const void *kernel_for(const bml_weights *w, const bml_cuda_plan *plan, int n_tokens)
+{
+    bml_weight_format format = w->layers[0].c_attn.w.format;
+    return n_tokens == 1 ? bml_cuda_decode_kernel(format, plan->n_embd, plan->head_dim)
+                         : bml_cuda_decode_few_kernel(format, plan->n_embd, plan->head_dim);
+}
+
+/* Lets both kernels have as much shared memory as the device has. */
+static cudaError_t allow_shared(const bml_queue *queue, const bml_weights *w,
+                                const bml_cuda_plan *plan)
+{
+    size_t most = (size_t)queue->device->shared_bytes;
+    cudaError_t error = cudaSuccess;
+    for (int n_tokens = 1; n_tokens <= 2 && !error; n_tokens++) {
+        const void *kernel = kernel_for(w, plan, n_tokens);
+        if (kernel)
+            error = bml_cuda_allow_shared(kernel, most);
+    }
+    return error;
+}
+
 static cudaError_t decoder_new(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
 {
     bml_cuda_decoder *d = (bml_cuda_decoder *)bml_calloc(1, sizeof *d);
@@ -185,9 +208,7 @@ static cudaError_t decoder_new(bml_queue *queue, const bml_weights *w, const bml
     if (!error)
         error = stream_new(d, w);
     if (!error)
-        error = cudaFuncSetAttribute(
-            bml_cuda_decode_kernel(w->layers[0].c_attn.w.format, d->plan.n_embd, d->plan.head_dim),
-            cudaFuncAttributeMaxDynamicSharedMemorySize, queue->device->shared_bytes);
+        error = allow_shared(queue, w, &d->plan);
     if (!error) /* the queue's stream does not wait for the copies */
         error = cudaStreamSynchronize(0);
     if (error)
@@ -212,7 +233,7 @@ static bool has_decoder(bml_queue *queue, const bml_weights *w, const bml_kv_cac
     return queue->decoder;
 }
 
-/* The sizes of the model, and the token. */
+/* The sizes of the model, and the tokens. */
 static void fill_sizes(arguments *p, const bml_queue *queue, const bml_weights *w,
                        const bml_kv_cache *cache)
 {
@@ -221,9 +242,27 @@ static void fill_sizes(arguments *p, const bml_queue *queue, const bml_weights *
     p->n_layer = w->config.n_layer;
     p->kv = cache->dtype;
     p->n_ctx = cache->n_ctx;
-    p->position = batch->position[0];
-    p->slot = batch->slot[0];
-    p->want_row = batch->n_rows == 1;
+    p->n_tokens = batch->n_tokens;
+    for (int t = 0; t < p->n_tokens; t++) {
+        p->position[t] = batch->position[t];
+        p->slot[t] = batch->slot[t];
+    }
+    p->want_row = batch->n_rows > 0;
+}
+
+/* Bytes of memory_map in decode.cu, and of few_map in decode_few.cu, but for what both have. */
+static size_t bytes_of_one(const arguments *p)
+{
+    int floats = p->plan.n_embd + p->few + p->hidden + MAX_TILES * PARTIAL + FOUND + 64 + 2 * WARPS;
+    return 4 * (size_t)floats + (WARPS + 1) * MAX_EACH * 256 + WARPS * sizeof(candidate);
+}
+
+static size_t bytes_of_few(const arguments *p)
+{
+    int partial = p->tiles * WARPS * TILE * FEW;
+    int floats = 2 * FEW * CLUSTER + partial + bml_cuda_larger(FOUND, partial) + 64;
+    int operands = FEW * (bml_cuda_few_pitch(p->plan.n_embd) + p->hidden + p->tiles * HIDDEN + 8);
+    return 4 * (size_t)floats + 2 * (size_t)operands + WARPS * FEW * sizeof(candidate);
 }
 
 /* How shared memory is cut: what is fixed, and as many stages as the rest has room for.
@@ -232,30 +271,48 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
 {
     const bml_cuda_plan *plan = &p->plan;
     bml_cuda_share most = bml_cuda_most_of(plan);
+    int width = width_of(plan->n_embd, plan->head_dim);
     int key_bytes = plan->head_dim * (p->kv == BML_F32 ? 4 : 2);
     if (most.qkv_tiles > MAX_TILES || most.hidden_tiles > MAX_TILES)
         return 0;
     p->chunks = bml_cuda_chunks(plan);
     /* Small models' stages grow, as long as this does not take most of the ring. */
-    p->stage_bytes =
-        bml_cuda_larger(bml_cuda_stage_bytes(plan, &most, format),
-                        KEYS * key_bytes < MOST_FOR_KEYS ? KEYS * key_bytes : MOST_FOR_KEYS);
-    p->keys_of_stage = p->stage_bytes / key_bytes < KEYS ? p->stage_bytes / key_bytes : KEYS;
-    p->few = bml_cuda_larger(most.n_heads * plan->head_dim, most.hidden_tiles * HIDDEN);
-    p->inbox_bytes = bml_cuda_inbox_room(plan, &most);
-    size_t floats =
-        (size_t)plan->n_embd + (size_t)p->few + MAX_TILES * PARTIAL + FOUND + 64 + 2 * WARPS;
-    size_t fixed = 4 * floats + (size_t)p->inbox_bytes + (WARPS + 1) * MAX_EACH * 256 +
-                   WARPS * sizeof(candidate) + (size_t)most.qkv_tiles * TILE * sizeof(qkv_row) +
-                   BML_CUDA_INBOXES * sizeof(uint64_t);
+    int parts = key_stages_for(width) == 1 ? 2 : 1;
+    int for_keys = KEYS * key_bytes < MOST_FOR_KEYS ? KEYS * key_bytes : MOST_FOR_KEYS;
+    p->stage_bytes = bml_cuda_larger(bml_cuda_stage_bytes(plan, &most, format), parts * for_keys);
+    p->keys_of_stage = p->stage_bytes / parts / key_bytes;
+    p->keys_of_stage = p->keys_of_stage < KEYS ? p->keys_of_stage : KEYS;
+    p->few = most.n_heads * plan->head_dim;
+    int stages = (most.clusters_tiles + BML_CUDA_TOGETHER - 1) / BML_CUDA_TOGETHER;
+    p->hidden = stages * BML_CUDA_TOGETHER * HIDDEN;
+    if (p->n_tokens > 1)
+        p->hidden = bml_cuda_few_hidden_pitch(p->hidden);
+    p->tiles = bml_cuda_larger(most.qkv_tiles, most.hidden_tiles);
+    p->inbox_bytes =
+        p->n_tokens == 1 ? bml_cuda_inbox_room(plan, &most) : bml_cuda_few_inbox_room(plan, &most);
+    size_t fixed = (size_t)p->inbox_bytes + (p->n_tokens == 1 ? bytes_of_one(p) : bytes_of_few(p)) +
+                   (size_t)most.qkv_tiles * TILE * sizeof(qkv_row) +
+                   (BML_CUDA_FEW_INBOXES + 1) * sizeof(uint64_t);
     size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
     size_t room = (size_t)device->shared_bytes;
     /* What warps wait for together: two tiles of rows or, but for F32, two of hidden units. */
-    size_t least = format == BML_WEIGHTS_F32 && together_for(plan->n_embd) == 1 ? 3 : 4;
+    size_t least = format == BML_WEIGHTS_F32 && together_for(width) == 1 ? 3 : 4;
     if (fixed + least * stage > room)
         return 0;
     p->n_stages = (int)((room - fixed) / stage);
     return fixed + p->n_stages * stage;
+}
+
+/* Whether the tokens are of one slot each, and all or none of them want logits. */
+static bool are_steps(const bml_batch *batch)
+{
+    if (batch->n_tokens > FEW || (batch->n_rows && batch->n_rows < batch->n_tokens))
+        return false;
+    for (int t = 1; t < batch->n_tokens; t++)
+        for (int other = 0; other < t; other++)
+            if (batch->slot[t] == batch->slot[other])
+                return false;
+    return true;
 }
 
 bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)
@@ -263,23 +320,25 @@ bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_ca
     const bml_hf_config *c = &w->config;
     int d = cache->head_dim;
     bml_weight_format format = w->layers[0].c_attn.w.format;
-    if (queue->device->n_clusters < 1 || queue->batch->n_tokens > 1 || c->n_embd % CHUNK ||
+    if (queue->device->n_clusters < 1 || !are_steps(queue->batch) || c->n_embd % CHUNK ||
         c->n_embd < TILE * CLUSTER || c->n_embd > MAX_EMBD || c->n_inner % HIDDEN ||
         (d != 64 && d != 128) || !same_format(w, format))
         return false;
     arguments p = {};
     fill_sizes(&p, queue, w, cache);
-    return lay_out(&p, queue->device, format) > 0 && has_decoder(queue, w, cache);
+    return kernel_for(w, &p.plan, p.n_tokens) && lay_out(&p, queue->device, format) > 0 &&
+           has_decoder(queue, w, cache);
 }
 
-/* Clears the words that blocks exchange, so that tags are one use old. The first use's is 1. */
-static cudaError_t clear_exchange(bml_cuda_decoder *d, cudaStream_t stream)
+/* Clears the words that blocks exchange, so that tags are one use old, unless the last step, of as
+ * many tokens, has left them so. The first use's is 1. */
+static cudaError_t clear_exchange(bml_cuda_decoder *d, int n_tokens, cudaStream_t stream)
 {
-    if (d->used)
+    if (d->used_by == n_tokens)
         return cudaSuccess;
     d->use = 2;
     d->best_use = 0;
-    d->used = true;
+    d->used_by = n_tokens;
     return cudaMemsetAsync(d->out.project, 0, d->exchange_bytes, stream);
 }
 
@@ -309,23 +368,23 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.out = d->out;
     p.n_valid = n_valid;
     p.logits = (float *)a->logits.data;
-    p.id = (int32_t *)a->ids.data;
+    p.ids = (int32_t *)a->ids.data;
     queue->chain.followed = p.want_row && n_valid;
-    p.host_id = bml_cuda_chain_word(queue, 0);
+    for (int t = 0; t < p.n_tokens; t++)
+        p.host_id[t] = bml_cuda_chain_word(queue, t);
     if (queue->batch->token)
-        p.token = queue->batch->token[0];
+        memcpy(p.token, queue->batch->token, (size_t)p.n_tokens * sizeof *p.token);
     else
-        p.from = p.id;
-    cudaError_t error = clear_exchange(d, queue->stream);
+        p.from = p.ids;
+    cudaError_t error = clear_exchange(d, p.n_tokens, queue->stream);
     p.use = d->use;
     p.best_use = d->best_use;
     if (!error)
-        error = bml_cuda_launch_together(bml_cuda_decode_kernel(format, c->n_embd, cache->head_dim),
-                                         blocks_of(&d->plan), THREADS, CLUSTER, bytes, &p,
-                                         queue->stream);
+        error = bml_cuda_launch_together(kernel_for(w, &d->plan, p.n_tokens), blocks_of(&d->plan),
+                                         THREADS, CLUSTER, bytes, &p, queue->stream);
     if (error) { /* nothing was written: the next launch begins with cleared words */
         bml_cuda_note(queue, error);
-        d->used = false;
+        d->used_by = 0;
         return;
     }
     d->use += (uint32_t)c->n_layer;

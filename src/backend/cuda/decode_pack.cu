@@ -115,10 +115,10 @@ static __global__ void pack(char *stream, const size_t *begin, source from, bml_
         warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     char *to = stream + begin[blockIdx.x];
     if (which == CONTRACT_COLUMNS) {
-        int tiles = plan.n_embd / BML_CUDA_ROWS;
-        for (int u = warp; u < s.hidden_tiles * tiles; u += warps)
+        for (int u = warp; u < s.clusters_tiles * s.slice_tiles; u += warps)
             pack_column_unit<F>(to + at.contract + (size_t)u * unit.col_bytes, from,
-                                u % tiles * BML_CUDA_ROWS, s.hidden_first + u / tiles);
+                                (s.slice_first + u % s.slice_tiles) * BML_CUDA_ROWS,
+                                s.clusters_first + u / s.slice_tiles);
         return;
     }
     int chunks = bml_cuda_chunks(&plan), both = unit.first_bytes + unit.second_bytes;

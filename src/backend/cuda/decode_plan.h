@@ -5,8 +5,9 @@
  * Blocks are in clusters of CLUSTER. A cluster has heads: their rows of the first product, their
  * keys and values, and their columns of the projection, all shared out among its blocks. The hidden
  * units, in tiles of 16, are shared out among all blocks, those that have one more being the last
- * ones, whose clusters have fewer heads: a unit's row of the third product and its column of the
- * fourth. And every block has its share of the head.
+ * ones, whose clusters have fewer heads: a unit's row of the third product. Of the fourth a block
+ * has the cluster's units' columns, and of these its slice's rows, as of the projection. And every
+ * block has its share of the head.
  */
 #ifndef BML_BACKEND_CUDA_DECODE_PLAN_H
 #define BML_BACKEND_CUDA_DECODE_PLAN_H
@@ -21,10 +22,12 @@
 
 enum {
     BML_CUDA_CLUSTER = 8,
-    BML_CUDA_WARPS = 8,   /* that multiply */
-    BML_CUDA_HIDDEN = 16, /* units of a tile */
-    BML_CUDA_ROWS = 16,   /* outputs of a tile */
-    BML_CUDA_CHUNK = 64,  /* inputs of two row units */
+    BML_CUDA_WARPS = 8,    /* that multiply */
+    BML_CUDA_HIDDEN = 16,  /* units of a tile */
+    BML_CUDA_TOGETHER = 4, /* tiles of hidden units that are a stage of the fourth product */
+    BML_CUDA_ROWS = 16,    /* outputs of a tile */
+    BML_CUDA_CHUNK = 64,   /* inputs of two row units */
+    BML_CUDA_FEW = 8,      /* tokens at most that are one launch */
 };
 
 typedef struct bml_cuda_plan {
@@ -36,8 +39,9 @@ typedef struct bml_cuda_share {
     int cluster, rank;
     int n_heads;              /* the cluster's: cluster, cluster + n_clusters, ... */
     int qkv_first, qkv_tiles; /* of the cluster's 3 n_heads head_dim rows: q, k and v of a head */
-    int slice_first, slice_tiles; /* of n_embd: its part of x, and of the projection's rows */
-    int hidden_first, hidden_tiles;
+    int slice_first, slice_tiles;       /* of n_embd: its part of x, and of the projection's rows */
+    int hidden_first, hidden_tiles;     /* its rows of the third product */
+    int clusters_first, clusters_tiles; /* and the cluster's, whose columns of the fourth it has */
     int vocab_first, vocab_tiles;
 } bml_cuda_share;
 
@@ -53,11 +57,18 @@ BML_CUDA_BOTH static inline int bml_cuda_slice_first(int n_embd, int rank)
     return n_embd / BML_CUDA_ROWS * rank / BML_CUDA_CLUSTER;
 }
 
+/* The first tile of hidden units that a block has. */
+BML_CUDA_BOTH static inline int bml_cuda_hidden_first(const bml_cuda_plan *p, int block)
+{
+    int n_blocks = p->n_clusters * BML_CUDA_CLUSTER, hidden = p->n_inner / BML_CUDA_HIDDEN;
+    int with_less = n_blocks - hidden % n_blocks;
+    return hidden / n_blocks * block + (block > with_less ? block - with_less : 0);
+}
+
 BML_CUDA_BOTH static inline bml_cuda_share bml_cuda_share_of(const bml_cuda_plan *p, int block)
 {
     bml_cuda_share s;
     int n_blocks = p->n_clusters * BML_CUDA_CLUSTER, more = p->n_head % p->n_clusters;
-    int hidden = p->n_inner / BML_CUDA_HIDDEN, with_more = hidden % n_blocks;
     int vocab = (p->vocab_size + BML_CUDA_ROWS - 1) / BML_CUDA_ROWS;
     s.cluster = block / BML_CUDA_CLUSTER;
     s.rank = block % BML_CUDA_CLUSTER;
@@ -67,12 +78,11 @@ BML_CUDA_BOTH static inline bml_cuda_share bml_cuda_share_of(const bml_cuda_plan
     s.qkv_tiles = bml_cuda_part(qkv, s.rank + 1, BML_CUDA_CLUSTER) - s.qkv_first;
     s.slice_first = bml_cuda_slice_first(p->n_embd, s.rank);
     s.slice_tiles = bml_cuda_slice_first(p->n_embd, s.rank + 1) - s.slice_first;
-    s.hidden_first = hidden / n_blocks * block;
-    s.hidden_tiles = hidden / n_blocks;
-    if (block >= n_blocks - with_more) {
-        s.hidden_first += block - (n_blocks - with_more);
-        s.hidden_tiles++;
-    }
+    s.hidden_first = bml_cuda_hidden_first(p, block);
+    s.hidden_tiles = bml_cuda_hidden_first(p, block + 1) - s.hidden_first;
+    s.clusters_first = bml_cuda_hidden_first(p, block - s.rank);
+    s.clusters_tiles =
+        bml_cuda_hidden_first(p, block - s.rank + BML_CUDA_CLUSTER) - s.clusters_first;
     s.vocab_first = bml_cuda_part(vocab, block, n_blocks);
     s.vocab_tiles = bml_cuda_part(vocab, block + 1, n_blocks) - s.vocab_first;
     return s;
@@ -84,6 +94,7 @@ static inline bml_cuda_share bml_cuda_most_of(const bml_cuda_plan *p)
     bml_cuda_share most = bml_cuda_share_of(p, BML_CUDA_CLUSTER - 1);
     bml_cuda_share last = bml_cuda_share_of(p, p->n_clusters * BML_CUDA_CLUSTER - 1);
     most.hidden_tiles = last.hidden_tiles;
+    most.clusters_tiles = last.clusters_tiles;
     most.vocab_tiles = last.vocab_tiles;
     return most;
 }
@@ -94,13 +105,15 @@ static inline int bml_cuda_larger(int a, int b)
 }
 
 /* What the blocks of a cluster send each other: parts of x; rows of q, k and v; of every head each
- * block's softmax, if keys are shared out; and each block's sums of the fourth product. */
+ * block's softmax, if keys are shared out; and their hidden units. */
 enum {
     BML_CUDA_X_IN,
     BML_CUDA_QKV_IN,
     BML_CUDA_STATES_IN,
-    BML_CUDA_SUMS_IN,
+    BML_CUDA_HIDDEN_IN,
     BML_CUDA_INBOXES,
+    BML_CUDA_NORMED_IN = BML_CUDA_INBOXES, /* see below */
+    BML_CUDA_FEW_INBOXES,
 };
 
 /* Bytes that come to the block each time. */
@@ -115,7 +128,7 @@ bml_cuda_inbox_bytes(const bml_cuda_plan *p, const bml_cuda_share *s, int inbox,
     case BML_CUDA_STATES_IN: /* v, the largest score, the sum */
         return BML_CUDA_CLUSTER * (shared_out ? s->n_heads : 0) * (p->head_dim + 2) * 4;
     default:
-        return BML_CUDA_CLUSTER * s->slice_tiles * BML_CUDA_ROWS * 4;
+        return s->clusters_tiles * BML_CUDA_HIDDEN * 4;
     }
 }
 
@@ -125,12 +138,52 @@ BML_CUDA_BOTH static inline int bml_cuda_state_pitch(int head_dim)
     return head_dim + 8;
 }
 
-/* Bytes that all inboxes but x's need: sums lie where qkv and states behind it are too. */
+/* Bytes that q, k and v and behind them softmaxes need. */
 static inline int bml_cuda_inbox_room(const bml_cuda_plan *p, const bml_cuda_share *most)
 {
     int head = 3 * p->head_dim + BML_CUDA_CLUSTER * bml_cuda_state_pitch(p->head_dim);
-    return bml_cuda_larger(4 * most->n_heads * head,
-                           bml_cuda_inbox_bytes(p, most, BML_CUDA_SUMS_IN, false));
+    return 4 * most->n_heads * head;
+}
+
+/*
+ * With up to FEW tokens: in the place of x two moments of each block's part of it, and then, in the
+ * type of the weights, its norm; in that type too attention's results, in the place of softmaxes on
+ * their way, and hidden units. Tokens' n operands of the matrix units lie so far apart that those
+ * read together are in different banks, whether that is 16 bytes of each or, of hidden units, 8.
+ */
+BML_CUDA_BOTH static inline int bml_cuda_few_pitch(int n)
+{
+    return n + 32;
+}
+
+BML_CUDA_BOTH static inline int bml_cuda_few_hidden_pitch(int n)
+{
+    return (n + 63) / 64 * 64 + 16;
+}
+
+/* Block RANK of a cluster has token RANK, if that is there. */
+BML_CUDA_BOTH static inline int
+bml_cuda_few_inbox_bytes(const bml_cuda_plan *p, const bml_cuda_share *s, int inbox, int n_tokens)
+{
+    switch (inbox) {
+    case BML_CUDA_X_IN:
+        return n_tokens * BML_CUDA_CLUSTER * 8;
+    case BML_CUDA_NORMED_IN:
+        return n_tokens * p->n_embd * 2;
+    case BML_CUDA_QKV_IN:
+        return s->rank < n_tokens ? bml_cuda_inbox_bytes(p, s, inbox, false) : 0;
+    case BML_CUDA_STATES_IN:
+        return n_tokens * s->n_heads * p->head_dim * 2;
+    default:
+        return n_tokens * s->clusters_tiles * BML_CUDA_HIDDEN * 2;
+    }
+}
+
+/* Bytes that q, k and v and behind them attention's results need. */
+static inline int bml_cuda_few_inbox_room(const bml_cuda_plan *p, const bml_cuda_share *most)
+{
+    int width = most->n_heads * p->head_dim;
+    return 4 * 3 * width + BML_CUDA_FEW * 2 * bml_cuda_few_pitch(width);
 }
 
 /* The row of the first product that row ROW of the cluster's is. */
@@ -182,8 +235,8 @@ bml_cuda_head_format(bml_weight_format format)
  *         units and all chunks' second ones;
  *     the projection: for every chunk of the cluster's heads one, first and second units of the
  *         slice's tiles, tile after tile;
- *     the fourth product: for each tile of hidden units two, the column units of each half of all
- *         rows.
+ *     the fourth product: for each four of the cluster's tiles of hidden units one, the column
+ * units of the slice's tiles, of one tile of hidden units after the other.
  */
 BML_CUDA_BOTH static inline int bml_cuda_chunks(const bml_cuda_plan *p)
 {
@@ -202,10 +255,11 @@ BML_CUDA_BOTH static inline int bml_cuda_proj_bytes(const bml_cuda_share *s, bml
     return s->slice_tiles * (u.first_bytes + u.second_bytes);
 }
 
-/* And of one of the fourth product. */
-BML_CUDA_BOTH static inline int bml_cuda_column_bytes(const bml_cuda_plan *p, bml_cuda_unit u)
+/* And of one of the fourth product, of so many tiles of hidden units. */
+BML_CUDA_BOTH static inline int bml_cuda_column_bytes(const bml_cuda_share *s, bml_cuda_unit u,
+                                                      int tiles)
 {
-    return p->n_embd / BML_CUDA_ROWS / 2 * u.col_bytes;
+    return tiles * s->slice_tiles * u.col_bytes;
 }
 
 /* And of the largest one of any block. */
@@ -215,8 +269,9 @@ static inline int bml_cuda_stage_bytes(const bml_cuda_plan *p, const bml_cuda_sh
     bml_cuda_unit u = bml_cuda_unit_of(format);
     bml_cuda_unit head = bml_cuda_unit_of(bml_cuda_head_format(format));
     int rows = bml_cuda_chunks(p) * bml_cuda_larger(u.first_bytes, head.first_bytes);
-    return bml_cuda_larger(
-        rows, bml_cuda_larger(bml_cuda_proj_bytes(most, u), bml_cuda_column_bytes(p, u)));
+    return bml_cuda_larger(rows,
+                           bml_cuda_larger(bml_cuda_proj_bytes(most, u),
+                                           bml_cuda_column_bytes(most, u, BML_CUDA_TOGETHER)));
 }
 
 /* Where a block's units of a layer begin, in bytes from its first one, and where they end. */
@@ -233,7 +288,7 @@ bml_cuda_stream_of(const bml_cuda_plan *p, const bml_cuda_share *s, bml_weight_f
     at.proj = s->qkv_tiles * tile;
     at.expand = at.proj + (size_t)bml_cuda_proj_stages(p, s) * bml_cuda_proj_bytes(s, u);
     at.contract = at.expand + s->hidden_tiles * tile;
-    at.end = at.contract + (size_t)s->hidden_tiles * 2 * bml_cuda_column_bytes(p, u);
+    at.end = at.contract + (size_t)bml_cuda_column_bytes(s, u, s->clusters_tiles);
     return at;
 }
 

@@ -68,6 +68,57 @@ __device__ static inline float4 get(const float *from, uint32_t tag)
     }
 }
 
+/* For a whole warp: SUM[j], for M of MOST rows, becomes the sum of N of four quads, PITCH floats
+ * apart, the first one APART floats behind that of the row before; 0 if N is less than 1. All are
+ * waited for together: until the first one is there nobody looks at the others, which would be in
+ * the way of what is waited for. */
+template <int MOST>
+__device__ static inline void get_sums(float4 (&sum)[MOST], const float *from, int apart, int m,
+                                       int pitch, int n, uint32_t tag)
+{
+    uint4 words[MOST][4];
+    bool first = true, all = false;
+    for (int looks = 0; !all; looks++) {
+        all = true;
+        if (m > 0 && n > 0) {
+            words[0][0] = load_words(from);
+            all = carry(words[0][0], tag);
+        }
+        all = __all_sync(~0u, all);
+        if (looks == POLL_LIMIT)
+            __trap();
+    }
+    for (int looks = 0; first || !all; looks++) {
+        first = false;
+        all = true;
+#pragma unroll
+        for (int j = 0; j < MOST; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (j < m && i < n)
+                    words[j][i] = load_words(from + j * apart + i * pitch);
+#pragma unroll
+        for (int j = 0; j < MOST; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                all &= j >= m || i >= n || carry(words[j][i], tag);
+        all = __all_sync(~0u, all);
+        if (looks == POLL_LIMIT)
+            __trap();
+    }
+#pragma unroll
+    for (int j = 0; j < MOST; j++) {
+        sum[j] = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (j < m && i < n) {
+                float4 v = floats_of(words[j][i]);
+                sum[j] =
+                    make_float4(sum[j].x + v.x, sum[j].y + v.y, sum[j].z + v.z, sum[j].w + v.w);
+            }
+    }
+}
+
 /* The sum of N of four quads, PITCH floats apart, all waited for together; 0 if N is less than 1.
  */
 __device__ static inline float4 get_sum(const float *from, int pitch, int n, uint32_t tag)

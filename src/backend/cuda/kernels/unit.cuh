@@ -21,6 +21,7 @@ template <bml_weight_format F> struct unit_format {
     static constexpr bml_cuda_unit unit = bml_cuda_unit_of(F);
     static constexpr bool half = F == BML_WEIGHTS_F16, whole = F == BML_WEIGHTS_F32;
     static constexpr bool packed = F == BML_WEIGHTS_Q8 || F == BML_WEIGHTS_Q4;
+    static constexpr bool half_width = !whole && !packed; /* 16 bits */
 
     /* What a warp has of the sixteen outputs of a tile. */
     struct sums {
@@ -41,7 +42,14 @@ template <bml_weight_format F> struct unit_format {
             return make_float2((d[0] + d[1]) + (e[0] + e[1]), (d[2] + d[3]) + (e[2] + e[3]));
         }
 
-        /* The same of columns. */
+        /* Of eight vectors, outputs lane / 4 * 2 and the next: the first one's products with
+         * vectors lane % 4 * 2 and the next, then the second one's. */
+        __device__ float4 of_vectors() const
+        {
+            return make_float4(d[0] + e[0], d[1] + e[1], d[2] + e[2], d[3] + e[3]);
+        }
+
+        /* The same as result(), of columns. */
         __device__ float2 result_of_columns() const
         {
             if constexpr (packed)
@@ -161,7 +169,16 @@ template <bml_weight_format F> struct unit_format {
         float scale;
     };
 
-    /* Of 32 activations, the second half of which may be none. */
+    /* An activation as columns() wants it: with 16 bits, it and what that left. */
+    __device__ static float kept(float x)
+    {
+        if constexpr (whole || packed)
+            return x;
+        return __uint_as_float(both(x, x - apart(both(x, 0)).x));
+    }
+
+    /* Of 32 activations, the second half of which may be none; but for packed weights zeros stand
+     * for these. */
     __device__ static columns_x columns(const float *from, bool second)
     {
         columns_x r;
@@ -169,16 +186,11 @@ template <bml_weight_format F> struct unit_format {
         if constexpr (whole) {
             r.x = ((const uint4 *)from)[c];
         } else if constexpr (!packed) {
-            float4 a = ((const float4 *)from)[c], b = ((const float4 *)from)[second ? 4 + c : c];
-            uint4 high = make_uint4(both(a.x, a.y), both(a.z, a.w), both(b.x, b.y), both(b.z, b.w));
-            float2 h0 = apart(high.x), h1 = apart(high.y), h2 = apart(high.z), h3 = apart(high.w);
-            uint4 low = make_uint4(both(a.x - h0.x, a.y - h0.y), both(a.z - h1.x, a.w - h1.y),
-                                   both(b.x - h2.x, b.y - h2.y), both(b.z - h3.x, b.w - h3.y));
-            uint32_t one = lane < 4 ? ~0u : 0, other = lane / 4 == 1 ? ~0u : 0;
-            r.x.x = (high.x & one) | (low.x & other);
-            r.x.y = (high.y & one) | (low.y & other);
-            r.x.z = second ? (high.z & one) | (low.z & other) : 0;
-            r.x.w = second ? (high.w & one) | (low.w & other) : 0;
+            uint4 a = ((const uint4 *)from)[c], b = ((const uint4 *)from)[4 + c];
+            uint32_t halves = lane < 4 ? 0x5410 : 0x7632, here = lane < 8 ? ~0u : 0;
+            r.x = make_uint4(
+                __byte_perm(a.x, a.y, halves) & here, __byte_perm(a.z, a.w, halves) & here,
+                __byte_perm(b.x, b.y, halves) & here, __byte_perm(b.z, b.w, halves) & here);
         } else {
             int vector = lane / 4; /* 2 and 3 are of the second unit */
             float4 v = ((const float4 *)from)[second ? vector / 2 % 2 * 4 + c : c];
@@ -246,22 +258,7 @@ template <bml_weight_format F> struct unit_format {
         }
     }
 
-  private:
-    __device__ static float dot(float4 w, float4 x, float sum)
-    {
-        return fmaf(w.w, x.w, fmaf(w.z, x.z, fmaf(w.y, x.y, fmaf(w.x, x.x, sum))));
-    }
-
-    /* From shared memory; the compiler makes four loads of it where it does not see why not. */
-    __device__ static uint4 at_once(const uint4 *from)
-    {
-        uint4 v;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(shared_address(from)));
-        return v;
-    }
-
+    /* Two activations in the type of 16-bit weights. */
     __device__ static uint32_t both(float x, float y)
     {
         if constexpr (half) {
@@ -277,6 +274,32 @@ template <bml_weight_format F> struct unit_format {
         if constexpr (half)
             return __half22float2(*(const __half2 *)&v);
         return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+    }
+
+    /* d += w x^T for 16 inputs, in any order that w and x share. */
+    __device__ static void multiply(float d[4], uint4 w, uint32_t x0, uint32_t x1)
+    {
+        uint32_t a[4] = {w.x, w.y, w.z, w.w};
+        if constexpr (half)
+            mma<__half>(d, a, x0, x1);
+        else
+            mma<__nv_bfloat16>(d, a, x0, x1);
+    }
+
+  private:
+    __device__ static float dot(float4 w, float4 x, float sum)
+    {
+        return fmaf(w.w, x.w, fmaf(w.z, x.z, fmaf(w.y, x.y, fmaf(w.x, x.x, sum))));
+    }
+
+    /* From shared memory; the compiler makes four loads of it where it does not see why not. */
+    __device__ static uint4 at_once(const uint4 *from)
+    {
+        uint4 v;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(shared_address(from)));
+        return v;
     }
 
     /* Eight nibbles of each of two rows: four int8 of each in turn. */
@@ -317,16 +340,6 @@ template <bml_weight_format F> struct unit_format {
     __device__ static float joined(int sum, int of_left)
     {
         return (float)(sum * 256 + of_left);
-    }
-
-    /* d += w x^T for 16 inputs, in any order that w and x share. */
-    __device__ static void multiply(float d[4], uint4 w, uint32_t x0, uint32_t x1)
-    {
-        uint32_t a[4] = {w.x, w.y, w.z, w.w};
-        if constexpr (half)
-            mma<__half>(d, a, x0, x1);
-        else
-            mma<__nv_bfloat16>(d, a, x0, x1);
     }
 
     /* The same for 32 int8. */
