@@ -376,12 +376,14 @@ static void check_few(const bml_model *model, const char *name, bml_weight_forma
     bml_session_free(b);
 }
 
-/* Widths that blocks do not share out evenly, and heads of both sizes. */
+/* Widths that blocks do not share out evenly, heads of both sizes, and the widths of GPT-2, for
+ * which there are kernels of their own. */
 static void test_widths(void **state)
 {
     (void)state;
-    static const random_shape shapes[] = {{128, 2, 512},  {192, 3, 768}, {320, 5, 1280},
-                                          {448, 7, 1792}, {192, 3, 400}, {256, 2, 1024}};
+    static const random_shape shapes[] = {
+        {128, 2, 512},  {192, 3, 768},   {320, 5, 1280},   {448, 7, 1792},   {192, 3, 400},
+        {256, 2, 1024}, {768, 12, 3072}, {1024, 16, 4096}, {1280, 20, 5120}, {1600, 25, 6400}};
     static const bml_dtype kv[] = {BML_F32, BML_BF16, BML_F16};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         char name[64], *directory = make_random_model(&shapes[i], i);

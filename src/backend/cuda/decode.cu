@@ -67,10 +67,9 @@ struct memory_map {
 template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD>
 struct worker : computing_warp<F, N_EMBD> {
     typedef computing_warp<F, N_EMBD> base;
-    using base::attend_heads, base::chunks, base::CHUNKS, base::complete, base::has, base::head_dim,
-        base::lane, base::most, base::n_embd, base::p, base::plan, base::r, base::s, base::sharing,
-        base::slice, base::SLICE, base::slice_first, base::slice_tiles, base::sum_projection,
-        base::TILES, base::warp;
+    using base::attend_heads, base::CHUNKS, base::complete, base::has, base::head_dim, base::lane,
+        base::most, base::n_embd, base::p, base::plan, base::r, base::s, base::slice, base::SLICE,
+        base::slice_first, base::slice_tiles, base::sum_projection, base::TILES, base::warp;
     using typename base::format;
 
     const memory_map &m;

@@ -1,4 +1,4 @@
-/* What the kernel of decode.cu, the packing and the launch share. */
+/* What the kernels of decode.cu and decode_few.cu, the packing and the launch share. */
 #ifndef BML_BACKEND_CUDA_DECODE_CUH
 #define BML_BACKEND_CUDA_DECODE_CUH
 
@@ -80,7 +80,7 @@ struct arguments {
     int32_t *ids, *host_id[FEW];
     int n_stages, stage_bytes;
     int chunks, keys_of_stage; /* of n_embd, and of a stage */
-    int few, inbox_bytes;      /* floats, and bytes of what is sent; see memory_map in decode.cu */
+    int few, inbox_bytes;      /* floats of memory_map, and bytes from qkv on that are sent */
     int hidden;                /* of the cluster with most: floats, or FEW tokens' operands */
     int tiles;                 /* of rows that are summed up over warps together: decode_few.cu */
 };

@@ -24,7 +24,7 @@ struct few_map {
     uint16_t *hidden;   /* [FEW][p.hidden]: the cluster's units, sent */
     uint16_t *own;      /* [FEW][HIDDEN tiles + 8]: the block's */
     float *partial;     /* [tiles][WARPS][TILE][FEW] */
-    float *found;       /* [2048 / head_dim][head_dim + 8]; the head's second partial */
+    float *found;       /* [2048 / head_dim][head_dim + 8], or the head's second partial */
     float *ends;        /* [2][32] largest scores and sums that belong to FOUND */
     candidate *best;    /* [WARPS][FEW] */
     qkv_row *rows;      /* [TILE qkv_tiles] */
@@ -33,10 +33,10 @@ struct few_map {
 /* What a warp does. */
 template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F, N_EMBD> {
     typedef computing_warp<F, N_EMBD> base;
-    using base::attend_heads, base::CHUNKS, base::complete, base::has, base::head_dim,
-        base::KEY_STAGES, base::lane, base::most, base::n_embd, base::p, base::plan, base::r,
-        base::s, base::sharing, base::slice, base::SLICE, base::slice_first, base::slice_tiles,
-        base::sum_projection, base::sum_rows, base::TILES, base::warp;
+    using base::attend_heads, base::CHUNKS, base::has, base::head_dim, base::KEY_STAGES, base::lane,
+        base::n_embd, base::p, base::plan, base::r, base::s, base::sharing, base::slice,
+        base::SLICE, base::slice_first, base::slice_tiles, base::sum_projection, base::TILES,
+        base::warp;
     using typename base::format;
     static constexpr int ROUNDS = (SLICE * TILE / 4 + 7) / 8; /* of a warp through a slice */
     static constexpr int AT_ONCE = ROUNDS < 3 ? ROUNDS : 3;   /* as registers allow */
@@ -46,7 +46,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     int vector, c; /* of an operand or of sums, as unit.cuh has them: lane / 4, lane % 4 */
     uint32_t own_base, bases[2], peer_base; /* of shared memory: here, in blocks C and C + 4, and in
                                                block WARP */
-    float x[ROUNDS]; /* of token WARP and this block's slice: elements LANE, LANE + 32 ... */
+    float x[ROUNDS]; /* of token WARP and this block's slice: elements LANE, LANE + 32, ... */
 
     /* How many of the rounds the lane has an element in. */
     __device__ __forceinline__ int rounds() const
@@ -138,14 +138,14 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         uint32_t at = shared_address(m.normed + warp * normed_pitch() + slice_first() + 4 * vector);
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
-            bool has = j < rounds();
-            float mine = has ? fmaf((x[j] - mean) * scale, v.weight[j], v.bias[j]) : 0;
+            bool there = j < rounds();
+            float mine = there ? fmaf((x[j] - mean) * scale, v.weight[j], v.bias[j]) : 0;
             float next = __shfl_xor_sync(~0u, mine, 1);
             uint32_t two = c % 2 ? format::both(next, mine) : format::both(mine, next);
             uint32_t other = __shfl_xor_sync(~0u, two, 2);
             float2 four = make_float2(__uint_as_float(c < 2 ? two : other),
                                       __uint_as_float(c < 2 ? other : two));
-            if (has)
+            if (there)
 #pragma unroll
                 for (int i = 0; i < CLUSTER / 4; i++)
                     send_to(bases[i] - own_base + at + j * 64, four,
@@ -528,8 +528,13 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         constexpr int bytes = format::unit.col_bytes, together = BML_CUDA_TOGETHER;
         int n = slice_tiles(s.rank), tiles = s.clusters_tiles;
         const uint16_t *from = m.hidden + vector * p.hidden + 4 * c;
-        if (tiles)
+        if (tiles) {
             hidden_in.wait();
+            /* A block without hidden units sends none: its inbox might fill again before a warp of
+             * its own has seen that it was full. */
+            if (!s.hidden_tiles)
+                wait_for_warps();
+        }
 #pragma unroll 1
         for (int stage = 0; stage < tiles; stage += together) {
             const char *at = r.stage() + warp * bytes + lane * 16;
@@ -716,7 +721,9 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
 
 template <bml_weight_format F> static const void *kernel_of(int n_embd, int head_dim)
 {
-    switch (width_of(n_embd, head_dim)) { /* for 1600 there is no room */
+    if (n_embd > 1280) /* little of the ring would be left */
+        return nullptr;
+    switch (width_of(n_embd, head_dim)) {
     case 768:
         return (const void *)decode_few<F, 768>;
     case 1024:

@@ -295,7 +295,8 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
                    (BML_CUDA_FEW_INBOXES + 1) * sizeof(uint64_t);
     size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
     size_t room = (size_t)device->shared_bytes;
-    /* What warps wait for together: two tiles of rows or, but for F32, two of hidden units. */
+    /* What warps wait for together: two tiles of rows, or two groups of keys. F32, whose stages are
+     * long, has one tile or group of two stages, and one stage on its way. */
     size_t least = format == BML_WEIGHTS_F32 && together_for(width) == 1 ? 3 : 4;
     if (fixed + least * stage > room)
         return 0;

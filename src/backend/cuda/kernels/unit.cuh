@@ -1,12 +1,11 @@
 /*
- * Products of units of weights (decode_plan.h) in shared memory with one vector of activations, by
- * a warp.
+ * Products of units of weights (decode_plan.h) in shared memory with activations, by a warp.
  *
  * All but F32 goes through the matrix units. Their first operand has sixteen rows of weights, the
- * second eight vectors of activations, of which there is one: the first vector has it as far as the
- * type goes, the second what that left, so that next to nothing is lost. 16-bit weights meet
- * activations of their type. Packed weights meet int8, with a scale for 64 of them: x = scale (256
- * x[0] + x[1]), and their sums are exact.
+ * second eight vectors. Of one token the first vector has the activations as far as the type goes,
+ * the second what that left, so that next to nothing is lost; of several each has one. 16-bit
+ * weights meet activations of their type. Packed weights meet int8, with a scale for 64 of them: x
+ * = scale (256 x[0] + x[1]), and their sums are exact.
  */
 #ifndef BML_BACKEND_CUDA_KERNELS_UNIT_CUH
 #define BML_BACKEND_CUDA_KERNELS_UNIT_CUH
