@@ -52,3 +52,12 @@ float bml_attention_scale(const bml_hf_config *config, int layer)
         scale /= layer + 1;
     return (float)scale;
 }
+
+bool bml_batch_one_a_slot(const bml_batch *batch)
+{
+    for (int t = 1; t < batch->n_tokens; t++)
+        for (int other = 0; other < t; other++)
+            if (batch->slot[t] == batch->slot[other])
+                return false;
+    return true;
+}

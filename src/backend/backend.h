@@ -238,4 +238,7 @@ bml_status bml_backend_list(bml_backend_kind kind, const bml_backend *list[3], i
 /* What the dot product of a query and a key is multiplied by in a layer. */
 float bml_attention_scale(const bml_hf_config *config, int layer);
 
+/* Whether no two tokens are of one slot. Compares all of them: for short batches. */
+bool bml_batch_one_a_slot(const bml_batch *batch);
+
 #endif

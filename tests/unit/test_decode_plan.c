@@ -322,7 +322,7 @@ static void check_few(const bml_cuda_plan *p)
                                    2 * s[rank].n_heads * d));
             EXPECT(p, 4 * 3 * s[0].n_heads * d + FEW * pitch <= bml_cuda_few_inbox_room(p, &most));
 
-            pitch = 2 * bml_cuda_few_hidden_pitch(BML_CUDA_HIDDEN * most.clusters_tiles);
+            pitch = 2 * bml_cuda_few_hidden_pitch(bml_cuda_hidden_room(&most));
             for (int from = 0; from < CLUSTER; from++)
                 for (int t = 0; t < THREADS; t++)
                     for (int k = t % 32; k < BML_CUDA_HIDDEN / 8 * s[from].hidden_tiles * FEW;
@@ -396,7 +396,7 @@ static void check_stream(const bml_cuda_plan *p, int block, bml_weight_format fo
     EXPECT(p, u.first_bytes >= u.second_bytes && head.first_bytes >= head.second_bytes);
     EXPECT(p, chunks * u.first_bytes <= room && chunks * head.first_bytes <= room);
     EXPECT(p, bml_cuda_proj_bytes(&s, u) <= room && room % 16 == 0);
-    EXPECT(p, bml_cuda_column_bytes(&s, u, BML_CUDA_TOGETHER) <= room);
+    EXPECT(p, bml_cuda_column_bytes(&s, u, BML_CUDA_STAGE_TILES) <= room);
     EXPECT(p, at.end % 16 == 0);
     stream.n = at.end / 16;
     stream.read = calloc(stream.n + 1, 1);

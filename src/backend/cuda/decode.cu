@@ -36,7 +36,7 @@
 /* Whether the blocks of a cluster share keys out. */
 __device__ static bool shares_keys(const arguments &p)
 {
-    return p.position[0] > TOGETHER;
+    return p.position[0] > KEYS_OF_ALL;
 }
 
 __device__ static run keys_of(const arguments &p, int rank)
@@ -149,11 +149,6 @@ struct worker : computing_warp<F, N_EMBD> {
     __device__ __forceinline__ float *parts_of(float *all, uint32_t use) const
     {
         return all + (use & 1) * n_embd * PARTS;
-    }
-
-    static __device__ __forceinline__ uint32_t tag_of(uint32_t use)
-    {
-        return use >> 1 & 1;
     }
 
     /* Waits for all of x, and gives the warp's chunks of its norm. */
@@ -403,19 +398,19 @@ struct worker : computing_warp<F, N_EMBD> {
      * weights, which large models wait for. */
     __device__ __forceinline__ void contract_rows(uint32_t use)
     {
-        constexpr int bytes = format::unit.col_bytes, together = BML_CUDA_TOGETHER;
+        constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
         typename format::sums sum[TILES];
         int n = slice_tiles(s.rank), tiles = s.clusters_tiles;
 #pragma unroll 1
-        for (int stage = 0; stage < tiles; stage += together) {
+        for (int stage = 0; stage < tiles; stage += stage_tiles) {
             const char *at = r.stage() + warp * bytes;
-            typename format::columns_x v[together / 2];
+            typename format::columns_x v[stage_tiles / 2];
 #pragma unroll
-            for (int j = 0; j < together / 2; j++)
+            for (int j = 0; j < stage_tiles / 2; j++)
                 v[j] = format::columns(m.hidden + (stage + 2 * j) * HIDDEN, true);
             barrier_wait(r.full_now(), r.round);
 #pragma unroll
-            for (int j = 0; j < together / 2; j++) {
+            for (int j = 0; j < stage_tiles / 2; j++) {
                 int k = 2 * j; /* what is not there is the first one, times zeros */
                 const char *one = stage + k < tiles ? at + k * n * bytes : at;
                 const char *other = stage + k + 1 < tiles ? at + (k + 1) * n * bytes : at;
@@ -434,14 +429,14 @@ struct worker : computing_warp<F, N_EMBD> {
      * of the slice's rows: the least code, and what it makes of units it makes once. */
     __device__ __forceinline__ void contract_units(uint32_t use)
     {
-        constexpr int bytes = format::unit.col_bytes, together = BML_CUDA_TOGETHER;
+        constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
         constexpr int each = format::pairs ? 2 : 1, pitch = TILE * SLICE;
         typename format::sums sum[SLICE];
         int n = slice_tiles(s.rank), i = threadIdx.x;
 #pragma unroll 1
-        for (int stage = 0; stage < s.clusters_tiles; stage += together) {
+        for (int stage = 0; stage < s.clusters_tiles; stage += stage_tiles) {
             int mine = (warp - stage / each) & (WARPS - 1), k = stage + mine * each;
-            bool has = mine < together / each && k < s.clusters_tiles;
+            bool has = mine < stage_tiles / each && k < s.clusters_tiles;
             bool pair = format::pairs && k + 1 < s.clusters_tiles;
             typename format::columns_x v;
             if (has)
@@ -539,28 +534,6 @@ struct worker : computing_warp<F, N_EMBD> {
         if (p.n_valid)
             choose(mine, (p.best_use + 1) & 1);
     }
-
-    __device__ __forceinline__ void pass()
-    {
-        bool attends = s.n_heads > 0;
-        embed();
-#pragma unroll 1
-        for (int i = 0; i < p.n_layer; i++) {
-            uint32_t use = p.use + i;
-            if (attends) {
-                layer l = p.layers[i];
-                project_heads(i, l);
-                attend(l);
-                project(use);
-            }
-            add_product(i, PROJECT, use, true);
-            expand(i);
-            contract(use);
-            add_product(i, CONTRACT, use, i + 1 < p.n_layer ? attends : p.want_row);
-        }
-        if (p.want_row)
-            head();
-    }
 };
 
 #endif
@@ -630,7 +603,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
             address_in(base, warp),
             m.taken + warp * MAX_EACH * 256,
             {}};
-        w.pass();
+        run_pass(w);
     } else if (threadIdx.x == COMPUTE) {
         fill<F, HEAD, N_EMBD, 2, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank));
     }

@@ -20,7 +20,7 @@ enum {
     MAX_EACH = MAX_EMBD / CHUNK / WARPS, /* chunks of a warp */
     MAX_TILES = 8,                       /* of rows that are summed up over warps together */
     FEW = BML_CUDA_FEW,                  /* tokens that are one launch */
-    TOGETHER = 128,        /* so many keys every block of a cluster looks at, more are shared out */
+    KEYS_OF_ALL = 128,     /* so many keys every block of a cluster looks at, more are shared out */
     KEYS = 64,             /* that a stage of the ring has room for */
     FOUND = 32 * (64 + 8), /* floats of the softmaxes on their way of all warps */
     RECORD = 4,            /* words of a candidate for argmax */

@@ -30,6 +30,36 @@ struct inbox {
     }
 };
 
+/* The tag of what clusters hand each other in a use of their buffer. */
+__device__ __forceinline__ static uint32_t tag_of(uint32_t use)
+{
+    return use >> 1 & 1;
+}
+
+/* All of a launch, by one of its computing warps. */
+template <class Worker> __device__ __forceinline__ static void run_pass(Worker &w)
+{
+    const arguments &p = w.p;
+    bool attends = w.s.n_heads > 0;
+    w.embed();
+#pragma unroll 1
+    for (int i = 0; i < p.n_layer; i++) {
+        uint32_t use = p.use + i;
+        if (attends) {
+            layer l = p.layers[i];
+            w.project_heads(i, l);
+            w.attend(l);
+            w.project(use);
+        }
+        w.add_product(i, PROJECT, use, true);
+        w.expand(i);
+        w.contract(use);
+        w.add_product(i, CONTRACT, use, i + 1 < p.n_layer ? attends : p.want_row);
+    }
+    if (p.want_row)
+        w.head();
+}
+
 /* Row I of what the block has of the first product. */
 __device__ __forceinline__ static qkv_row qkv_row_of(const arguments &p, const bml_cuda_share &s,
                                                      int i)

@@ -179,11 +179,6 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         return all + (((use & 1) * PARTS + part) * p.n_tokens + t) * n_embd;
     }
 
-    static __device__ __forceinline__ uint32_t tag_of(uint32_t use)
-    {
-        return use >> 1 & 1;
-    }
-
     /* Of four neighbouring lanes' sums, element C. */
     __device__ __forceinline__ float sum_over_four(float4 v) const
     {
@@ -525,7 +520,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     __device__ __forceinline__ void contract(uint32_t use)
     {
         typename format::sums sum[TILES];
-        constexpr int bytes = format::unit.col_bytes, together = BML_CUDA_TOGETHER;
+        constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
         int n = slice_tiles(s.rank), tiles = s.clusters_tiles;
         const uint16_t *from = m.hidden + vector * p.hidden + 4 * c;
         if (tiles) {
@@ -536,15 +531,15 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
                 wait_for_warps();
         }
 #pragma unroll 1
-        for (int stage = 0; stage < tiles; stage += together) {
+        for (int stage = 0; stage < tiles; stage += stage_tiles) {
             const char *at = r.stage() + warp * bytes + lane * 16;
-            uint2 x[together];
+            uint2 x[stage_tiles];
 #pragma unroll
-            for (int k = 0; k < together; k++) /* what is not there: zeros, and the first tile */
+            for (int k = 0; k < stage_tiles; k++) /* what is not there: zeros, and the first tile */
                 x[k] = stage + k < tiles ? *(const uint2 *)(from + (stage + k) * HIDDEN) : uint2{};
             barrier_wait(r.full_now(), r.round);
 #pragma unroll
-            for (int k = 0; k < together; k++) {
+            for (int k = 0; k < stage_tiles; k++) {
                 const char *unit = stage + k < tiles ? at + k * n * bytes : at;
 #pragma unroll
                 for (int i = 0; i < TILES; i++)
@@ -623,28 +618,6 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         if (p.n_valid)
             choose(mine, (p.best_use + 1) & 1);
     }
-
-    __device__ __forceinline__ void pass()
-    {
-        bool attends = s.n_heads > 0;
-        embed();
-#pragma unroll 1
-        for (int i = 0; i < p.n_layer; i++) {
-            uint32_t use = p.use + i;
-            if (attends) {
-                layer l = p.layers[i];
-                project_heads(i, l);
-                attend(l);
-                project(use);
-            }
-            add_product(i, PROJECT, use, true);
-            expand(i);
-            contract(use);
-            add_product(i, CONTRACT, use, i + 1 < p.n_layer ? attends : p.want_row);
-        }
-        if (p.want_row)
-            head();
-    }
 };
 
 #endif
@@ -707,7 +680,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
                                    {address_in(base, lane % 4), address_in(base, lane % 4 + 4)},
                                    address_in(base, warp),
                                    {}};
-        w.pass();
+        run_pass(w);
     } else if (threadIdx.x == COMPUTE) {
         run keys = {};
         if (s.rank < p.n_tokens)

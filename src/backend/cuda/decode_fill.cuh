@@ -1,5 +1,5 @@
-/* The warp of decode.cu that fills the ring, with the block's weights and its heads' keys and
- * values, in the order of the pass. */
+/* The warp of decode.cu and decode_few.cu that fills the ring, with the block's weights and its
+ * heads' keys and values, in the order of the pass. */
 #ifndef BML_BACKEND_CUDA_DECODE_FILL_CUH
 #define BML_BACKEND_CUDA_DECODE_FILL_CUH
 
@@ -119,18 +119,18 @@ __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_sh
             int n = what == QKV_TILES        ? s.qkv_tiles
                     : what == PROJECT_CHUNKS ? bml_cuda_proj_stages(&p.plan, &s)
                     : what == EXPAND_TILES   ? s.hidden_tiles
-                    : what == CONTRACT_TILES ? s.clusters_tiles / BML_CUDA_TOGETHER
-                    : what == CONTRACT_REST  ? s.clusters_tiles % BML_CUDA_TOGETHER > 0
+                    : what == CONTRACT_TILES ? s.clusters_tiles / BML_CUDA_STAGE_TILES
+                    : what == CONTRACT_REST  ? s.clusters_tiles % BML_CUDA_STAGE_TILES > 0
                                              : s.vocab_tiles;
             if (what == KEYS_OF_HEADS)
                 f.keys(p.layers[i], keys);
             else if (what == PROJECT_CHUNKS)
                 f.tiles(n, 1, 1, bml_cuda_proj_bytes(&s, u), 0);
             else if (what == CONTRACT_TILES)
-                f.tiles(n, 1, 1, bml_cuda_column_bytes(&s, u, BML_CUDA_TOGETHER), 0);
+                f.tiles(n, 1, 1, bml_cuda_column_bytes(&s, u, BML_CUDA_STAGE_TILES), 0);
             else if (what == CONTRACT_REST)
-                f.tiles(n, 1, 1, bml_cuda_column_bytes(&s, u, s.clusters_tiles % BML_CUDA_TOGETHER),
-                        0);
+                f.tiles(n, 1, 1,
+                        bml_cuda_column_bytes(&s, u, s.clusters_tiles % BML_CUDA_STAGE_TILES), 0);
             else
                 f.tiles(n, together_for(N_EMBD), 2,
                         p.chunks * (what == HEAD_TILES ? head : u).first_bytes,

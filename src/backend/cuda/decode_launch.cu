@@ -283,8 +283,7 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
     p->keys_of_stage = p->stage_bytes / parts / key_bytes;
     p->keys_of_stage = p->keys_of_stage < KEYS ? p->keys_of_stage : KEYS;
     p->few = most.n_heads * plan->head_dim;
-    int stages = (most.clusters_tiles + BML_CUDA_TOGETHER - 1) / BML_CUDA_TOGETHER;
-    p->hidden = stages * BML_CUDA_TOGETHER * HIDDEN;
+    p->hidden = bml_cuda_hidden_room(&most);
     if (p->n_tokens > 1)
         p->hidden = bml_cuda_few_hidden_pitch(p->hidden);
     p->tiles = bml_cuda_larger(most.qkv_tiles, most.hidden_tiles);
@@ -307,13 +306,8 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
 /* Whether the tokens are of one slot each, and all or none of them want logits. */
 static bool are_steps(const bml_batch *batch)
 {
-    if (batch->n_tokens > FEW || (batch->n_rows && batch->n_rows < batch->n_tokens))
-        return false;
-    for (int t = 1; t < batch->n_tokens; t++)
-        for (int other = 0; other < t; other++)
-            if (batch->slot[t] == batch->slot[other])
-                return false;
-    return true;
+    return batch->n_tokens <= FEW && (!batch->n_rows || batch->n_rows == batch->n_tokens) &&
+           bml_batch_one_a_slot(batch);
 }
 
 bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_cache *cache)

@@ -22,12 +22,12 @@
 
 enum {
     BML_CUDA_CLUSTER = 8,
-    BML_CUDA_WARPS = 8,    /* that multiply */
-    BML_CUDA_HIDDEN = 16,  /* units of a tile */
-    BML_CUDA_TOGETHER = 4, /* tiles of hidden units that are a stage of the fourth product */
-    BML_CUDA_ROWS = 16,    /* outputs of a tile */
-    BML_CUDA_CHUNK = 64,   /* inputs of two row units */
-    BML_CUDA_FEW = 8,      /* tokens at most that are one launch */
+    BML_CUDA_WARPS = 8,       /* that multiply */
+    BML_CUDA_HIDDEN = 16,     /* units of a tile */
+    BML_CUDA_STAGE_TILES = 4, /* tiles of hidden units that are a stage of the fourth product */
+    BML_CUDA_ROWS = 16,       /* outputs of a tile */
+    BML_CUDA_CHUNK = 64,      /* inputs of two row units */
+    BML_CUDA_FEW = 8,         /* tokens at most that are one launch */
 };
 
 typedef struct bml_cuda_plan {
@@ -132,6 +132,13 @@ bml_cuda_inbox_bytes(const bml_cuda_plan *p, const bml_cuda_share *s, int inbox,
     }
 }
 
+/* Hidden units that a cluster has room for, whole stages of the fourth product. */
+static inline int bml_cuda_hidden_room(const bml_cuda_share *most)
+{
+    int stages = (most->clusters_tiles + BML_CUDA_STAGE_TILES - 1) / BML_CUDA_STAGE_TILES;
+    return stages * BML_CUDA_STAGE_TILES * BML_CUDA_HIDDEN;
+}
+
 /* Floats from one softmax in an inbox to the next. */
 BML_CUDA_BOTH static inline int bml_cuda_state_pitch(int head_dim)
 {
@@ -156,9 +163,10 @@ BML_CUDA_BOTH static inline int bml_cuda_few_pitch(int n)
     return n + 32;
 }
 
+/* N is a multiple of 64. */
 BML_CUDA_BOTH static inline int bml_cuda_few_hidden_pitch(int n)
 {
-    return (n + 63) / 64 * 64 + 16;
+    return n + 16;
 }
 
 /* Block RANK of a cluster has token RANK, if that is there. */
@@ -271,7 +279,7 @@ static inline int bml_cuda_stage_bytes(const bml_cuda_plan *p, const bml_cuda_sh
     int rows = bml_cuda_chunks(p) * bml_cuda_larger(u.first_bytes, head.first_bytes);
     return bml_cuda_larger(rows,
                            bml_cuda_larger(bml_cuda_proj_bytes(most, u),
-                                           bml_cuda_column_bytes(most, u, BML_CUDA_TOGETHER)));
+                                           bml_cuda_column_bytes(most, u, BML_CUDA_STAGE_TILES)));
 }
 
 /* Where a block's units of a layer begin, in bytes from its first one, and where they end. */

@@ -91,20 +91,9 @@ static void find_groups(bml_metal_batch *b, const bml_batch *batch)
     }
 }
 
-static bool one_a_slot(const bml_batch *batch)
-{
-    enum { WORTH_LOOKING = 64 }; /* tokens: more are a prompt */
-    if (batch->n_tokens > WORTH_LOOKING)
-        return false;
-    for (int t = 1; t < batch->n_tokens; t++)
-        for (int other = 0; other < t; other++)
-            if (batch->slot[t] == batch->slot[other])
-                return false;
-    return true;
-}
-
 static void fill_batch(bml_metal_batch *b, const bml_batch *batch)
 {
+    enum { WORTH_LOOKING = 64 }; /* tokens: more are a prompt */
     char *data = b->buffer.data;
     size_t bytes = (size_t)batch->n_tokens * sizeof(int32_t);
     b->n_tokens = batch->n_tokens;
@@ -118,7 +107,7 @@ static void fill_batch(bml_metal_batch *b, const bml_batch *batch)
     memcpy(data + b->position, batch->position, bytes);
     memcpy(data + b->slot, batch->slot, bytes);
     find_groups(b, batch);
-    b->one_a_slot = one_a_slot(batch);
+    b->one_a_slot = batch->n_tokens <= WORTH_LOOKING && bml_batch_one_a_slot(batch);
 }
 
 /* ---- the pass
