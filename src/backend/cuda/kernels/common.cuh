@@ -74,7 +74,8 @@ __device__ static inline float larger(float a, float b)
     return a > b || a != a ? a : b;
 }
 
-/* Folds every thread's VALUE with OP; all threads of the block get the result. */
+/* Folds every thread's VALUE with OP, which commutes; all threads of the block, whose warps are a
+ * power of two, get the result. */
 template <class T> __device__ static T fold_block(T value, T (*op)(T, T))
 {
     __shared__ T partial[32];
@@ -85,9 +86,9 @@ template <class T> __device__ static T fold_block(T value, T (*op)(T, T))
     if (lane == 0)
         partial[warp] = value;
     __syncthreads();
-    value = partial[0];
-    for (int w = 1; w < n_warps; w++)
-        value = op(value, partial[w]);
+    value = partial[lane % n_warps];
+    for (int step = n_warps / 2; step; step /= 2)
+        value = op(value, __shfl_xor_sync(~0u, value, step));
     return value;
 }
 

@@ -1,10 +1,11 @@
 /* Products: matmul, linear and linear_transposed. */
 #include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/launch.cuh"
 
 /* ---- weights of floats: tiles of 64 tokens x 64 outputs, or a warp for each output
  * --------------*/
 
-enum { TILE = 64, DEPTH = 16, TILE_THREADS = 256, FEW = 8, WARPS = 8 };
+enum { TILE = 64, DEPTH = 16, TILE_THREADS = 256, WIDE_THREADS = 128, FEW = 8, WARPS = 8 };
 
 /*
  * out [m, n] = a [m, k] w^T + bias, or with BY_INPUTS w is [k, n]. Every output is one chain of
@@ -45,8 +46,95 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         }
 }
 
-/* The same for m <= FEW: a warp reads a row of weights once for all tokens. */
+/* Four elements as floats, from where they are aligned. */
+__device__ static inline float4 load_four(const float *from)
+{
+    return *(const float4 *)from;
+}
+
+template <class T> __device__ static inline float4 load_four(const T *from)
+{
+    uint2 words = *(const uint2 *)from;
+    const T *v = (const T *)&words;
+    return make_float4(to_float(v[0]), to_float(v[1]), to_float(v[2]), to_float(v[3]));
+}
+
+__device__ static inline void store_column(float (*to)[TILE + 4], int d, int r, float4 v)
+{
+    to[d][r] = v.x;
+    to[d + 1][r] = v.y;
+    to[d + 2][r] = v.z;
+    to[d + 3][r] = v.w;
+}
+
+/* The same chains for k a multiple of DEPTH and aligned rows: a thread has 8 x 4 outputs, and loads
+ * its part of the next step while it multiplies. */
 template <class T>
+static __global__ void __launch_bounds__(WIDE_THREADS)
+    product_wide(float *out, const float *a, const T *w, const float *bias, int m, int n, int k)
+{
+    __shared__ __align__(16) float as[2][DEPTH][TILE + 4], ws[2][DEPTH][TILE + 4];
+    int first_row = blockIdx.y * TILE, first_col = blockIdx.x * TILE;
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    int r = threadIdx.x / 4, d4 = threadIdx.x % 4 * 4;
+    const float *from_a[2]; /* past the end: the last row, whose sums nobody stores */
+    const T *from_w[2];
+    for (int i = 0; i < 2; i++) {
+        from_a[i] = a + (size_t)min(first_row + r + 32 * i, m - 1) * k + d4;
+        from_w[i] = w + (size_t)min(first_col + r + 32 * i, n - 1) * k + d4;
+    }
+    float sum[8][4] = {};
+    float4 next_a[2], next_w[2];
+    auto load = [&](int k0) {
+        for (int i = 0; i < 2; i++) {
+            next_a[i] = load_four(from_a[i] + k0);
+            next_w[i] = load_four(from_w[i] + k0);
+        }
+    };
+    load(0);
+    for (int k0 = 0, at = 0; k0 < k; k0 += DEPTH, at ^= 1) {
+        for (int i = 0; i < 2; i++) {
+            store_column(as[at], d4, r + 32 * i, next_a[i]);
+            store_column(ws[at], d4, r + 32 * i, next_w[i]);
+        }
+        __syncthreads(); /* one a step: the step before read the other half */
+        if (k0 + DEPTH < k)
+            load(k0 + DEPTH);
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            float x[8], y[4];
+            *(float4 *)x = *(const float4 *)&as[at][d][8 * ty];
+            *(float4 *)(x + 4) = *(const float4 *)&as[at][d][8 * ty + 4];
+            *(float4 *)y = *(const float4 *)&ws[at][d][4 * tx];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int row = first_row + 8 * ty + i, col = first_col + 4 * tx + j;
+            if (row < m && col < n)
+                out[(size_t)row * n + col] = sum[i][j] + (bias ? bias[col] : 0);
+        }
+}
+
+/* EACH elements as floats. */
+template <int EACH, class T> __device__ static inline void load_some(float *to, const T *from)
+{
+    if constexpr (EACH == 4)
+        *(float4 *)to = load_four(from);
+    else
+        *to = to_float(*from);
+}
+
+/* The same for m <= FEW: a warp reads a row of weights once for all tokens, a lane EACH of them,
+ * one or, where k is a multiple of it and rows are aligned, four. */
+template <int EACH, class T>
 static __global__ void product_warp(float *out, const float *a, const T *w, const float *bias,
                                     int m, int n, int k)
 {
@@ -54,11 +142,19 @@ static __global__ void product_warp(float *out, const float *a, const T *w, cons
     if (o >= n)
         return;
     float sum[FEW] = {};
-    for (int i = lane; i < k; i += 32) {
-        float weight = to_float(w[(size_t)o * k + i]);
+#pragma unroll 4
+    for (int i = lane * EACH; i < k; i += 32 * EACH) {
+        float weight[EACH], x[EACH];
+        load_some<EACH>(weight, w + (size_t)o * k + i);
 #pragma unroll
-        for (int t = 0; t < FEW; t++)
-            sum[t] = fmaf(t < m ? a[(size_t)t * k + i] : 0, weight, sum[t]);
+        for (int t = 0; t < FEW; t++) {
+            if (t >= m)
+                break;
+            load_some<EACH>(x, a + (size_t)t * k + i);
+#pragma unroll
+            for (int e = 0; e < EACH; e++)
+                sum[t] = fmaf(x[e], weight[e], sum[t]);
+        }
     }
 #pragma unroll
     for (int t = 0; t < FEW; t++) {
@@ -191,13 +287,19 @@ void bml_cuda_linear(bml_queue *queue, bml_buffer *out, const bml_buffer *x, con
     }
     with_type(w->dtype, [&](auto type) {
         auto rows = (decltype(type))w->buffer.data;
-        if (m <= FEW)
-            product_warp<<<blocks_for(n, WARPS), 32 * WARPS, 0, queue->stream>>>(to, from, rows, b,
-                                                                                 m, n, k);
+        dim3 tiles(blocks_for(n, TILE), blocks_for(m, TILE));
+        bool aligned = k % 4 == 0 && bml_cuda_aligned(from) && bml_cuda_aligned(rows);
+        if (m <= FEW && aligned)
+            product_warp<4><<<blocks_for(n, WARPS), 32 * WARPS, 0, queue->stream>>>(to, from, rows,
+                                                                                    b, m, n, k);
+        else if (m <= FEW)
+            product_warp<1><<<blocks_for(n, WARPS), 32 * WARPS, 0, queue->stream>>>(to, from, rows,
+                                                                                    b, m, n, k);
+        else if (aligned && k % DEPTH == 0)
+            product_wide<<<tiles, WIDE_THREADS, 0, queue->stream>>>(to, from, rows, b, m, n, k);
         else
             product_tile<std::remove_const_t<std::remove_pointer_t<decltype(type)>>, false>
-                <<<dim3(blocks_for(n, TILE), blocks_for(m, TILE)), TILE_THREADS, 0,
-                   queue->stream>>>(to, from, rows, b, m, n, k);
+                <<<tiles, TILE_THREADS, 0, queue->stream>>>(to, from, rows, b, m, n, k);
         launched(queue);
     });
 }
