@@ -152,9 +152,7 @@ template <bml_weight_format F, int N_EMBD> struct computing_warp : shape<N_EMBD>
     /* The warp has read N stages. */
     __device__ __forceinline__ void release(int n)
     {
-        __syncwarp();
-        if (lane < n)
-            barrier_arrive(r.empty_at(lane));
+        stages_read(r, lane, n);
         r.next(n);
     }
 

@@ -640,7 +640,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.n_stages; i++) {
             barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, WARPS);
+            barrier_init(empty + 8 * i, WARPS * ARRIVALS);
         }
         for (int i = 0; i < BML_CUDA_FEW_INBOXES; i++)
             barrier_init(inboxes + 8 * i, 1);

@@ -47,7 +47,7 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
         group = next.full_now();
         parity = next.round;
         barrier_wait(next.empty_now(), next.round ^ 1);
-        barrier_expect(group, bytes);
+        copies_begin(group, bytes);
     }
 
     /* Makes room for one stage more of the group. */
@@ -74,6 +74,7 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
                 bulk_copy(next.stage(), from, bytes, group, true);
                 from += bytes;
             }
+            copies_end(group);
             next.next();
         }
     }
@@ -96,6 +97,7 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
                     else
                         behind = p.keys_of_stage * key_bytes;
                     bulk_copy(next.stage() + behind, l.v + at, bytes, group, false);
+                    copies_end(group);
                     next.next();
                 }
     }

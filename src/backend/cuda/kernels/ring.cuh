@@ -68,10 +68,46 @@ struct ring {
 
 #if __CUDA_ARCH__ >= 900
 
+/*
+ * compute-sanitizer's racecheck takes a bulk copy for a store of the thread that asks for it, and
+ * does not know that it is over when its mbarrier says so, nor that a lane which arrives behind
+ * __syncwarp speaks for its warp. For that tool, built with -DBML_RACECHECK, the thread stores what
+ * it copies itself, and arrives when that is done; and all lanes arrive. It is the same ring, with
+ * the same waits.
+ */
+#ifdef BML_RACECHECK
+enum { ARRIVALS = 32 };
+#else
+enum { ARRIVALS = 1 };
+#endif
+
+/* A warp has read N stages: ARRIVALS at the mbarrier of each that says that it is empty. */
+__device__ static inline void stages_read(const ring &r, int lane, int n)
+{
+    __syncwarp();
+    if (ARRIVALS > 1)
+        for (int i = 0; i < n; i++)
+            barrier_arrive(r.empty_at(i));
+    else if (lane < n)
+        barrier_arrive(r.empty_at(lane));
+}
+
+/* A group of copies that arrive at one mbarrier: BYTES in all, announced before the first one. */
+__device__ static inline void copies_begin(uint32_t barrier, uint32_t bytes)
+{
+#ifndef BML_RACECHECK
+    barrier_expect(barrier, bytes);
+#endif
+}
+
 /* Sixteen-byte aligned, a multiple of 16 bytes. STREAMED: read once, so last to stay in L2. */
 __device__ static inline void bulk_copy(void *to, const void *from, uint32_t bytes,
                                         uint32_t barrier, bool streamed)
 {
+#ifdef BML_RACECHECK
+    for (uint32_t i = 0; i < bytes / sizeof(uint4); i++)
+        ((uint4 *)to)[i] = __ldcg((const uint4 *)from + i);
+#else
     uint64_t policy;
     if (streamed)
         asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -81,6 +117,14 @@ __device__ static inline void bulk_copy(void *to, const void *from, uint32_t byt
                  "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
                  "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
+#endif
+}
+
+__device__ static inline void copies_end(uint32_t barrier)
+{
+#ifdef BML_RACECHECK
+    barrier_arrive(barrier);
+#endif
 }
 
 #endif
