@@ -215,7 +215,7 @@ static double prefill_flops(const bml_model_info *info)
 /* The weights once, and each sequence's keys and values, of which there are more every step. */
 static double step_bytes(const bml_model_info *info)
 {
-    double position = 2.0 * info->n_layer * info->n_embd * (double)bml_cli_kv_size();
+    double position = 2.0 * info->n_layer * info->n_embd * (bml_cli_kv(info) == BML_F32 ? 4 : 2);
     return (double)info->step_bytes + n_batch * position * (n_prompt + (n_decode + 1) / 2.0);
 }
 
@@ -265,7 +265,7 @@ static int print_json(const bench *b)
     json_t *object = json_pack(
         "{s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:{s:f, s:f, s:f}, s:o, s:o}", "model",
         bml_cli_json_text(b->info->name, strlen(b->info->name)), "backend", b->info->backend,
-        "weights", b->info->weight_format, "kv", bml_cli_kv_name(), "threads",
+        "weights", b->info->weight_format, "kv", bml_cli_kv_name(b->info), "threads",
         bml_session_threads(b->session), "batch", n_batch, "repetitions", n_repetitions, "load_ms",
         b->info->load_ms, "limits", "read_gb_s", 1e-9 * b->limits.read_bytes_per_s, "gflop_s",
         1e-9 * b->limits.flops_per_s, "int8_gop_s", 1e-9 * b->limits.int8_ops_per_s, "prefill",

@@ -15,14 +15,14 @@ extern const cli_option bml_cli_model_options[];
 extern const cli_option bml_cli_session_options[];
 
 typedef struct cli_session_settings {
-    int n_threads, n_ctx, kv, chunk; /* 0: not given; kv indexes f32, f16, bf16 */
+    int n_threads, n_ctx, kv, chunk; /* 0: not given, kv: auto */
 } cli_session_settings;
 
 extern cli_session_settings bml_cli_session_settings;
 
-/* "f32", "f16" or "bf16", and its bytes an element */
-const char *bml_cli_kv_name(void);
-size_t bml_cli_kv_size(void);
+/* What --kv comes to for the model, and its name. */
+bml_dtype bml_cli_kv(const bml_model_info *info);
+const char *bml_cli_kv_name(const bml_model_info *info);
 
 /* Loads the model that the options name. CLI_OK, or an exit status after an error line. */
 int bml_cli_open_model(bml_model **model);

@@ -121,6 +121,16 @@ static const char *format_name(const int *seen)
     return name;
 }
 
+/* What bml_model_info says of kv_dtype. */
+static bml_dtype cache_dtype(const bml_backend *backend, const int *seen)
+{
+    bool f16 = seen[BML_WEIGHTS_F16], f32 = seen[BML_WEIGHTS_F32];
+    bool others = seen[BML_WEIGHTS_BF16] || seen[BML_WEIGHTS_Q8] || seen[BML_WEIGHTS_Q4];
+    if (!backend->wants_cache16 || f32 || (f16 && others))
+        return BML_F32;
+    return f16 ? BML_F16 : BML_BF16;
+}
+
 static void fill_info(bml_model *model, const weight_loader *l)
 {
     const bml_checkpoint *c = model->checkpoint;
@@ -143,6 +153,7 @@ static void fill_info(bml_model *model, const weight_loader *l)
         .path = model->path,
         .backend = model->backend->name,
         .weight_format = format_name(l->seen),
+        .kv_dtype = cache_dtype(model->backend, l->seen),
     };
 }
 

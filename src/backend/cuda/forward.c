@@ -1,16 +1,19 @@
 /* Which of the fused passes runs for which model and batch, and the one that runs ahead. */
 #include "backend/cuda/decode.h"
+#include "backend/cuda/expand.h"
 #include "backend/cuda/pass16.h"
 
 static bool enqueue(bml_queue *queue, const bml_weights *weights, bml_activations *activations,
                     bml_kv_cache *cache, int n_valid)
 {
-    if (bml_cuda_can_decode(queue, weights, cache))
+    if (bml_cuda_can_decode(queue, weights, cache)) {
         bml_cuda_decode(queue, weights, activations, cache, n_valid);
-    else if (bml_cuda_can_pass16(weights, cache))
-        bml_cuda_pass16(queue, weights, activations, cache, n_valid);
-    else
+        return true;
+    }
+    weights = bml_cuda_expand(queue, weights, cache->dtype);
+    if (!bml_cuda_can_pass16(weights, cache))
         return false;
+    bml_cuda_pass16(queue, weights, activations, cache, n_valid);
     return true;
 }
 
