@@ -109,6 +109,8 @@ typedef struct bml_model_info {
     const char *backend;     /* "cpu", "cuda" or "metal" */
     const char
         *weight_format; /* "f32", "bf16", "f16", "q8", "q4"; "mixed" where a file mixes dtypes */
+    bml_dtype kv_dtype; /* the cache that suits the weights on this backend: of 16 bits where that
+                           is many times as fast and they have no more, else float32 */
 } bml_model_info;
 
 /*
@@ -254,6 +256,17 @@ BML_API bml_sampling bml_sampling_default(void);
 BML_API bml_status bml_sample(const bml_sampling *sampling, const float *logits, int n_tokens,
                               const int32_t *history, size_t n_history, uint64_t step,
                               int32_t *token, bml_error *err);
+
+/*
+ * As bml_session_eval for one decode step a slot, drawing each row's token where its logits are: as
+ * bml_sample would with SAMPLING[i] and STEP[i], for the i-th batch token that wants logits; both
+ * arrays have an element for each. There is no history, so repetition_penalty must be 1. A GPU adds
+ * probabilities up with fewer digits than the CPU, so that one draw in some hundred thousand may
+ * fall to the next token.
+ */
+BML_API bml_status bml_session_eval_sample(bml_session *session, const bml_batch_token *batch,
+                                           size_t n, const bml_sampling *sampling,
+                                           const uint64_t *step, int32_t *next, bml_error *err);
 
 /* ---- generating text ------------------------------------------------------------------------*/
 

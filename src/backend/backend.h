@@ -81,6 +81,13 @@ typedef struct bml_activations {
     bml_buffer scores;  /* [R] bml_row_score */
 } bml_activations;
 
+/* What drawing a row's token needs; see bml_sampling, whose repetition penalty is 1. */
+typedef struct bml_draw {
+    double uniform; /* in [0, 1): how far into the sum of probabilities */
+    float temperature, top_p, min_p;
+    int32_t top_k;
+} bml_draw;
+
 /* The tokens of one pass. Arrays are the caller's and stay put until end() returns. */
 typedef struct bml_batch {
     int n_tokens;
@@ -88,6 +95,7 @@ typedef struct bml_batch {
     int n_rows;
     const int32_t *row;    /* [n_rows]: indices of the tokens that want logits, ascending */
     const int32_t *target; /* [n_rows]: the ids that score() is about; else NULL */
+    const bml_draw *draw;  /* [n_rows]: for sample(); else NULL */
 } bml_batch;
 
 /* A row of logits seen from one target id. */
@@ -106,6 +114,10 @@ typedef struct bml_kv_cache {
 
 typedef struct bml_backend {
     const char *name;
+
+    /* With weights of 16 bits or fewer, passes of many tokens are quick only with a 16-bit cache.
+     */
+    bool wants_cache16;
 
     /* close, weight_free and buffer_free do nothing for a NULL device, a weight or a buffer that
      * is all zeros: whatever was made of a model that failed to load can be freed. */
@@ -210,6 +222,12 @@ typedef struct bml_backend {
     /* scores[r] (bml_row_score) = the row logits[r] of n_cols seen from the batch's target[r]. */
     void (*score)(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
                   int n_cols);
+
+    /* ids[r] (int32) = the token that the batch's draw[r] takes from the first n_valid of
+     * logits[r], a row of n_cols, in the order of src/gpt2/sampler.c; -1 if any of these is NaN or
+     * infinite. LOGITS are lost. NULL only where they are in host memory: that file draws there. */
+    void (*sample)(bml_queue *queue, bml_buffer *ids, bml_buffer *logits, int n_rows, int n_cols,
+                   int n_valid);
 
     /* Measures read bandwidth and float32 peak with the queue's threads. */
     bml_status (*measure)(bml_queue *queue, bml_limits *limits, bml_error *err);

@@ -79,12 +79,15 @@ static bml_status add_token(text_stream *s, const bml_tokenizer *tokenizer, int3
     return send_up_to(s, bml_utf8_complete(s->text.data, certain), err);
 }
 
-/* The greedy case leaves the choice to the device; the rest needs the logits here. */
+/* The choice is left to the device, but where it depends on the history: then the logits are needed
+ * here. */
 static bml_status next_token(bml_session *session, const bml_batch_token *batch, size_t n,
                              const bml_sampling *sampling, float *logits, const int32_t *history,
                              size_t n_history, uint64_t step, int32_t *token, bml_error *err)
 {
     bml_status status;
+    if (!logits && sampling->temperature != 0)
+        return bml_session_eval_sample(session, batch, n, sampling, &step, token, err);
     if (!logits) {
         status = bml_session_eval_argmax(session, batch, n, token, err);
         if (status == BML_ERR_NUMERIC && err) {
@@ -109,7 +112,7 @@ typedef struct generator {
     text_stream stream;
     int32_t *history; /* prompt, then what was generated */
     size_t n_history;
-    float *logits; /* [vocab_size]; NULL when greedy */
+    float *logits; /* [vocab_size]; NULL where the history does not count */
     bml_batch_token *batch;
 } generator;
 
@@ -192,12 +195,12 @@ bml_status bml_generate(bml_session *session, int slot, const int32_t *prompt, s
     size_t most = (size_t)session->cache.n_ctx - n_prompt + 1;
     if (options->max_tokens >= 0 && (size_t)options->max_tokens < most)
         most = (size_t)options->max_tokens;
-    bool greedy = options->sampling.temperature == 0 && options->sampling.repetition_penalty == 1;
+    bool penalty = options->sampling.repetition_penalty != 1;
     size_t vocab_size = (size_t)session->model->weights.config.vocab_size;
     g.history = bml_calloc(n_prompt + most, sizeof *g.history);
     g.batch = bml_calloc(n_prompt, sizeof *g.batch);
-    g.logits = greedy ? NULL : bml_calloc(vocab_size, sizeof *g.logits);
-    if (!g.history || !g.batch || (!g.logits && !greedy) ||
+    g.logits = penalty ? bml_calloc(vocab_size, sizeof *g.logits) : NULL;
+    if (!g.history || !g.batch || (!g.logits && penalty) ||
         !bml_bytes_append(&g.stream.text, "", 0))
         status = bml_fail_memory(err, (n_prompt + most + vocab_size) * sizeof(float), "generating");
     if (!status) {

@@ -161,11 +161,20 @@ static size_t keep(const bml_sampling *s, candidate *c, size_t n, bool sorted, d
         *total = kept;
         return n_kept;
     }
-    if (!sorted)
+    for (size_t i = n; i-- > 0;)
+        all += c[i].p;
+    if (!sorted) {
+        /* All that are less probable than this are together less than what top-p leaves out. */
+        double least = (1 - s->top_p) * all / (2 * (double)n);
+        size_t left = 0;
+        for (size_t i = n; i-- > 0;)
+            if (c[i].p >= least)
+                c[n - ++left] = c[i];
+        c += n - left;
+        n = left;
         for (size_t i = n / 2; i-- > 0;)
             sift_down(c, n, i);
-    for (size_t i = 0; i < n; i++)
-        all += c[sorted ? n - 1 - i : i].p;
+    }
     /* top-p: a token stays while those before it have not reached p of the mass. */
     for (; n_kept < n; n_kept++) {
         candidate next = sorted ? c[n - 1 - n_kept] : c[0];

@@ -3,6 +3,8 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "gpt2/philox.h"
+#include "gpt2/sampler.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +52,8 @@ static bml_status session_init(bml_session *s, int n_threads, bml_error *err)
     s->position = bml_calloc(chunk, sizeof *s->position);
     s->slot = bml_calloc(chunk, sizeof *s->slot);
     s->row = bml_calloc(chunk, sizeof *s->row);
-    if (!s->length || !s->planned || !s->token || !s->position || !s->slot || !s->row)
+    s->draw = bml_calloc((size_t)s->rows, sizeof *s->draw);
+    if (!s->length || !s->planned || !s->token || !s->position || !s->slot || !s->row || !s->draw)
         return bml_fail_memory(err, (n_slots + 2 * chunk) * 2 * sizeof(int32_t), "a session");
     return BML_OK;
 }
@@ -133,6 +136,7 @@ void bml_session_free(bml_session *s)
     free(s->position);
     free(s->slot);
     free(s->row);
+    free(s->draw);
     free(s);
 }
 
@@ -222,10 +226,41 @@ static bml_batch next_pass(bml_session *s, const bml_batch_token *batch, size_t 
 /* What is wanted of the rows of a batch: one of the three. */
 typedef struct wanted {
     float *logits;
-    int32_t *next; /* their argmax */
+    int32_t *next; /* their argmax, or, with SAMPLING and STEP, what these draw */
+    const bml_sampling *sampling;
+    const uint64_t *step;
     const int32_t *target;
     bml_row_score *scores; /* against TARGET */
 } wanted;
+
+/* What the backend is to draw for the rows of PASS, of which DONE came before. */
+static const bml_draw *draws_of(bml_session *s, const bml_batch *pass, const wanted *w, size_t done)
+{
+    if (!w->sampling || !s->model->backend->sample)
+        return NULL;
+    for (int r = 0; r < pass->n_rows; r++) {
+        const bml_sampling *o = &w->sampling[done + (size_t)r];
+        s->draw[r] = (bml_draw){.uniform = bml_philox_uniform(o->seed, w->step[done + (size_t)r]),
+                                .temperature = o->temperature,
+                                .top_p = o->top_p,
+                                .min_p = o->min_p,
+                                .top_k = o->top_k};
+    }
+    return s->draw;
+}
+
+/* Draws where the logits are in host memory. */
+static bml_status sample_rows(bml_session *s, const bml_batch *pass, const wanted *w, size_t done,
+                              bml_error *err)
+{
+    const float *logits = s->activations.logits.data;
+    size_t width = (size_t)s->model->weights.config.vocab_size;
+    bml_status status = BML_OK;
+    for (size_t r = 0; !status && r < (size_t)pass->n_rows; r++)
+        status = bml_sample(&w->sampling[done + r], logits + r * width, s->model->info.n_tokens,
+                            NULL, 0, w->step[done + r], &w->next[done + r], err);
+    return status;
+}
 
 /* Brings the rows of a pass, of which DONE came before, to where they are wanted. */
 static bml_status fetch_rows(bml_session *s, const bml_batch *pass, const wanted *w, size_t done,
@@ -238,6 +273,8 @@ static bml_status fetch_rows(bml_session *s, const bml_batch *pass, const wanted
         return BML_OK;
     if (w->scores)
         return b->download(s->queue, w->scores + done, &a->scores, n * sizeof *w->scores, err);
+    if (w->sampling && !pass->draw)
+        return sample_rows(s, pass, w, done, err);
     if (!w->next)
         return b->download(s->queue, w->logits + done * width, &a->logits,
                            n * width * sizeof *w->logits, err);
@@ -254,7 +291,7 @@ static bml_status run_pass(bml_session *s, const bml_batch *pass, const wanted *
 {
     const bml_backend *b = s->model->backend;
     bml_activations *a = &s->activations;
-    int n_valid = w->next ? s->model->info.n_tokens : 0;
+    int n_tokens = s->model->info.n_tokens, n_valid = w->next && !w->sampling ? n_tokens : 0;
     const bml_trace *trace = s->trace.on_kernel ? &s->trace : NULL;
     bml_status status = b->begin(s->queue, pass, err);
     if (status)
@@ -265,6 +302,9 @@ static bml_status run_pass(bml_session *s, const bml_batch *pass, const wanted *
     if (w->scores && pass->n_rows)
         b->score(s->queue, &a->scores, &a->logits, pass->n_rows,
                  s->model->weights.config.vocab_size);
+    if (pass->draw && pass->n_rows)
+        b->sample(s->queue, &a->ids, &a->logits, pass->n_rows, s->model->weights.config.vocab_size,
+                  n_tokens);
     return b->end(s->queue, err);
 }
 
@@ -279,6 +319,7 @@ static bml_status run(bml_session *s, const bml_batch_token *batch, size_t n, co
     for (size_t done = 0, rows = 0; done < n;) {
         bml_batch pass = next_pass(s, batch + done, n - done);
         pass.target = w->target ? w->target + rows : NULL;
+        pass.draw = draws_of(s, &pass, w, rows);
         status = run_pass(s, &pass, w, err);
         if (!status)
             status = fetch_rows(s, &pass, w, rows, err);
@@ -311,6 +352,30 @@ bml_status bml_session_eval_argmax(bml_session *s, const bml_batch_token *batch,
                                    int32_t *next, bml_error *err)
 {
     return eval(s, batch, n, (wanted){.next = next}, err);
+}
+
+bml_status bml_session_eval_sample(bml_session *s, const bml_batch_token *batch, size_t n,
+                                   const bml_sampling *sampling, const uint64_t *step,
+                                   int32_t *next, bml_error *err)
+{
+    for (size_t i = 0, r = 0; i < n; i++) {
+        if (!batch[i].want_logits)
+            continue;
+        if (!sampling || !step)
+            return bml_fail(err, BML_ERR_ARGUMENT,
+                            "token %zu of the batch wants a draw and has no sampling or no step",
+                            i);
+        bml_status status = bml_sampling_check(&sampling[r], err);
+        if (!status && sampling[r].repetition_penalty != 1)
+            status = bml_fail(err, BML_ERR_ARGUMENT,
+                              "row %zu has a repetition_penalty of %g, which needs its logits and "
+                              "bml_sample; here it must be 1",
+                              r, (double)sampling[r].repetition_penalty);
+        if (status)
+            return status;
+        r++;
+    }
+    return eval(s, batch, n, (wanted){.next = next, .sampling = sampling, .step = step}, err);
 }
 
 bml_status bml_session_eval_scores(bml_session *s, const bml_batch_token *batch, size_t n,

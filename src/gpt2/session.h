@@ -16,6 +16,7 @@ struct bml_session {
     int *length;           /* [n_slots]: tokens in each slot */
     int *planned;          /* [n_slots]: their lengths while a batch is checked and run */
     int32_t *token, *position, *slot, *row; /* [chunk]: the arrays of a pass */
+    bml_draw *draw;                         /* [rows] */
 };
 
 /* As bml_session_eval, but instead of the rows of logits gives what score() of the backend, which

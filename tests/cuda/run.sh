@@ -5,8 +5,9 @@
 #   tests/cuda/run.sh [BUILD]
 #
 # BUILD, a directory with bml, tests/test_cuda, tests/prefill_test and tests/batch_test in it, is used
-# as it is; without it build/ is built. SANITIZE=0 leaves the sanitizer out, TORCH=0 PyTorch, XL=0 the
-# largest model. VALID names the text whose perplexity is compared (default
+# as it is, and RACECHECK, one with tests/test_cuda as kernels/ring.cuh wants it for that tool; without
+# them build/ and build/racecheck are built. SANITIZE=0 leaves the sanitizer out, TORCH=0 PyTorch, XL=0
+# the larger models. VALID names the text whose perplexity is compared (default
 # ../shared/corpus/valid.txt.xz, if it is there).
 set -eu
 cd "$(dirname "$0")/../.."
@@ -36,9 +37,9 @@ valid=${VALID:-../shared/corpus/valid.txt.xz}
 if [ -r "$valid" ]; then
     step "perplexity of the built-in model"
     xz -dc "$valid" >"$work/valid.txt"
-    for format in f32 bf16; do
+    for format in f32 bf16 q8 q4; do
         printf '%s ' $format
-        "$bml" score --backend cuda --weights $format --kv $format --json "$work/valid.txt" |
+        "$bml" score --backend cuda --weights $format --json "$work/valid.txt" |
             grep -o '"perplexity": [0-9.]*'
     done
 fi
@@ -46,7 +47,9 @@ fi
 step "benchmarks"
 "$bml" synth --preset gpt2 --dtype f32 "$work/gpt2" -q
 if [ "${XL:-1}" = 1 ]; then
-    "$bml" synth --preset gpt2-xl --dtype bf16 "$work/gpt2-xl" -q
+    for size in medium large xl; do
+        "$bml" synth --preset gpt2-$size --dtype bf16 "$work/gpt2-$size" -q
+    done
 fi
 if [ "${TORCH:-1}" = 1 ]; then
     python3 bench/peers/torch_cuda.py "$work/gpt2" 1:64 1:1000 8:512 64:512 256:512 \
@@ -56,11 +59,26 @@ if [ "${TORCH:-1}" = 1 ]; then
 fi
 python3 tests/cuda/table.py "$bml" "$work"
 
+# Under the sanitizer a test takes minutes, so they run side by side; those of chains run no other
+# kernels than these.
 if [ "${SANITIZE:-1}" = 1 ]; then
+    racecheck=${RACECHECK:-build/racecheck}
+    if [ -z "${RACECHECK:-}" ]; then
+        cmake -B build/racecheck -DCMAKE_BUILD_TYPE=Release -DBML_TESTS=ON \
+            -DCMAKE_CUDA_FLAGS=-DBML_RACECHECK >/dev/null
+        cmake --build build/racecheck -j "$(nproc)" --target test_cuda
+    fi
     for tool in memcheck racecheck; do
         step "compute-sanitizer $tool"
-        BML_FEW_TESTS=1 compute-sanitizer --tool $tool --error-exitcode 1 \
-            "$build/tests/test_cuda" >"$work/log" 2>&1 || { tail -40 "$work/log" && exit 1; }
-        grep -E 'SUMMARY|test\(s\)' "$work/log"
+        tests=$build
+        [ $tool = memcheck ] || tests=$racecheck
+        for first in a b e g h l m n p r s w; do
+            BML_FEW_TESTS=1 BML_TESTS="test_$first*" compute-sanitizer --tool $tool \
+                --error-exitcode 1 "$tests/tests/test_cuda" >"$work/$tool.$first" 2>&1 ||
+                touch "$work/failed" &
+        done
+        wait
+        grep -hE 'SUMMARY|test\(s\) run' "$work/$tool".? | sort | uniq -c
+        [ ! -e "$work/failed" ] || { tail -n 40 "$work/$tool".? && exit 1; }
     done
 fi

@@ -74,4 +74,7 @@ void test_nan_goes_through(void **state);
 void test_argmax(void **state);
 void test_score(void **state);
 
+/* kernel_sample.c */
+void test_sample(void **state);
+
 #endif

@@ -306,7 +306,7 @@ void test_packed_embedding(void **state)
         bml_weight held = packed_of(&wte, true, BML_WEIGHTS_Q8);
         bml_weight p = weight_of(&wpe, true, BML_WEIGHTS_FILE);
         int32_t token[] = {0, 17, 49}, position[] = {4, 0, 2}, slot[] = {0, 0, 0};
-        bml_batch batch = {3, token, position, slot, 0, NULL, NULL};
+        bml_batch batch = {3, token, position, slot, 0, NULL, NULL, NULL};
         array out = poisoned(3 * c);
         begin_pass(&batch);
         b->embedding(queue, &out.buffer, &e, &p);

@@ -16,7 +16,7 @@ void test_embedding(void **state)
             token[t] = (int32_t)(up_to(vocab) - 1);
             position[t] = (int32_t)(up_to(positions) - 1);
         }
-        bml_batch batch = {(int)n, token, position, slot, 0, NULL, NULL};
+        bml_batch batch = {(int)n, token, position, slot, 0, NULL, NULL, NULL};
         array out = poisoned(n * c);
         begin_pass(&batch);
         b->embedding(queue, &out.buffer, &e, &p);
@@ -43,7 +43,7 @@ static void check_layernorm(array *x, size_t n_x_rows, size_t c, float epsilon, 
         for (size_t r = 0; r < n; r++)
             row[r] = (int32_t)(up_to(n_x_rows) - 1);
     }
-    bml_batch batch = {(int)n_x_rows, zeros, zeros, zeros, (int)n, row, NULL};
+    bml_batch batch = {(int)n_x_rows, zeros, zeros, zeros, (int)n, row, NULL, NULL};
     array w = random_array(c, 2), bias = {0}, out = poisoned(n * c);
     if (with_bias)
         bias = random_array(c, 1);
@@ -228,7 +228,7 @@ static void check_cached(size_t d, size_t h, bml_dtype dtype)
         slot[j] = s;
         position[j] = p;
     }
-    bml_batch batch = {(int)n, zeros, position, slot, 0, NULL, NULL};
+    bml_batch batch = {(int)n, zeros, position, slot, 0, NULL, NULL, NULL};
     array k = random_array(h * n * d, 2), v = random_array(h * n * d, 2),
           q = random_array(h * n * d, 2), out = poisoned(h * n * d);
     begin_pass(&batch);
@@ -421,7 +421,7 @@ void test_score(void **state)
         size_t bad = i % 4 == 3 ? up_to(n * cols) - 1 : n * cols;
         if (bad < n * cols)
             xs[bad] = i % 3 ? NAN : i % 8 == 3 ? INFINITY : -INFINITY;
-        bml_batch batch = {(int)n, zeros, zeros, zeros, (int)n, row, target};
+        bml_batch batch = {(int)n, zeros, zeros, zeros, (int)n, row, target, NULL};
         begin_pass(&batch);
         b->score(queue, &scores.buffer, &x.buffer, (int)n, (int)cols);
         end_pass();

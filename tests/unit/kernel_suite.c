@@ -145,6 +145,7 @@ int run_kernel_suite(const kernel_suite *what)
         cmocka_unit_test(test_nan_goes_through),
         cmocka_unit_test(test_argmax),
         cmocka_unit_test(test_score),
+        cmocka_unit_test(test_sample),
     };
     suite = what;
     b = suite->backend;

@@ -21,6 +21,7 @@ typedef struct kernel_suite {
     /* Packs Q8 and Q4 weights into the layout of backend/cpu/quant.h; where the backend under test
      * has a layout of its own, the values it holds must be those. */
     const bml_backend *packer;
+    bool few; /* a tool slows everything down: fewer of what takes longest */
 } kernel_suite;
 
 /* The number of tests that failed. */

@@ -304,6 +304,59 @@ static void test_argmax_equals_logits(void **state)
     bml_session_free(s);
 }
 
+/* Drawn in the session as bml_sample draws from its logits, each row with settings of its own. */
+static void test_eval_sample(void **state)
+{
+    (void)state;
+    enum { SLOTS = 5, STEPS = TEST_SANITIZED ? 3 : 12 };
+    static float logits[SLOTS * 8192];
+    bml_session *a = session_with((bml_session_options){.n_slots = SLOTS});
+    bml_session *l = session_with((bml_session_options){.n_slots = SLOTS});
+    bml_sampling sampling[SLOTS];
+    bml_batch_token batch[SLOTS];
+    for (int i = 0; i < SLOTS; i++) {
+        sampling[i] = bml_sampling_default();
+        sampling[i].seed = (uint64_t)i;
+        sampling[i].temperature = 0.5f * (float)i; /* the first is greedy */
+        sampling[i].top_k = i % 2 ? 40 : 0;
+        sampling[i].top_p = i == 4 ? 0.9f : 1;
+        batch[i] = (bml_batch_token){100 * i, i, i != 2};
+    }
+    for (uint64_t n = 0; n < STEPS; n++) {
+        uint64_t step[SLOTS] = {n, n + 7, 3 * n, n, n};
+        int32_t next[SLOTS], wanted;
+        ok(bml_session_eval(l, batch, SLOTS, logits, &err));
+        ok(bml_session_eval_sample(a, batch, SLOTS, sampling, step, next, &err));
+        for (int i = 0, r = 0; i < SLOTS; i++) {
+            if (!batch[i].want_logits)
+                continue;
+            ok(bml_sample(&sampling[r], logits + r * 8192, 8192, NULL, 0, step[r], &wanted, &err));
+            assert_int_equal(next[r], wanted);
+            batch[i].token = next[r++];
+        }
+        batch[2].want_logits = n % 2; /* settings are of rows, not of tokens */
+    }
+    uint64_t step[SLOTS] = {0};
+    int32_t next[SLOTS];
+    int length = bml_session_length(a, 0);
+    sampling[1].repetition_penalty = 1.1f;
+    assert_int_equal(bml_session_eval_sample(a, batch, SLOTS, sampling, step, next, &err),
+                     BML_ERR_ARGUMENT);
+    assert_non_null(strstr(err.message, "repetition_penalty"));
+    sampling[1].repetition_penalty = 1;
+    sampling[1].top_p = 2;
+    assert_int_equal(bml_session_eval_sample(a, batch, SLOTS, sampling, step, next, &err),
+                     BML_ERR_ARGUMENT);
+    assert_int_equal(bml_session_eval_sample(a, batch, SLOTS, NULL, step, next, &err),
+                     BML_ERR_ARGUMENT);
+    sampling[1].top_p = 1;
+    assert_int_equal(bml_session_eval_sample(a, batch, SLOTS, sampling, step, NULL, &err),
+                     BML_ERR_ARGUMENT);
+    assert_int_equal(bml_session_length(a, 0), length);
+    bml_session_free(a);
+    bml_session_free(l);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -592,6 +645,7 @@ int main(void)
         cmocka_unit_test(test_cache_equals_stateless),
         cmocka_unit_test(test_truncate_goes_back),
         cmocka_unit_test(test_argmax_equals_logits),
+        cmocka_unit_test(test_eval_sample),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_stop_strings),
         cmocka_unit_test(test_caller_stops),

@@ -29,8 +29,10 @@ struct bml_queue {
     cudaStream_t stream;
     cudaError_t error; /* the first that enqueueing gave since begin() */
     const bml_batch *batch;
-    /* The batch's arrays side by side and room for query tiles (prefill.h) behind them: pinned
-     * memory, and its copy on the device, made when the first kernel asks for it. */
+    /* Pinned memory that begins with the draws of the batch's rows, which kernels read there. The
+     * batch's arrays side by side and room for query tiles (prefill.h) behind them: more of it, and
+     * its copy on the device, made when the first kernel asks for it. */
+    bml_draw *draws;
     int32_t *batch_host, *batch_device;
     size_t batch_capacity;
     int n_tiles; /* of the tiles, when they are there: before the copy */
@@ -38,9 +40,11 @@ struct bml_queue {
     /* Memory for kernels, grown by begin() and by nothing else, so that kernels cannot fail. */
     char *scratch;
     size_t scratch_bytes;
-    struct bml_cuda_decoder *decoder; /* see decode.h; NULL until needed */
-    bool no_decoder;                  /* making it failed */
-    struct bml_cuda_graph *graph;     /* see pass16.h; NULL until needed */
+    struct bml_cuda_decoder *decoder;   /* see decode.h; NULL until needed */
+    bool no_decoder;                    /* making it failed */
+    struct bml_cuda_expanded *expanded; /* see expand.h; NULL until needed */
+    bool no_expanded;
+    struct bml_cuda_graph *graph; /* see pass16.h; NULL until needed */
     /* Pinned memory for the ids of rows (choice.h), and the buffer of which this pass leaves a copy
      * there; NULL for none. */
     int32_t *ids_host;
@@ -102,6 +106,8 @@ void bml_cuda_residual_add(bml_queue *queue, bml_buffer *x, const bml_buffer *y,
 void bml_cuda_gelu(bml_queue *queue, bml_buffer *x, size_t n, bml_activation activation);
 void bml_cuda_score(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
                     int n_cols);
+void bml_cuda_sample(bml_queue *queue, bml_buffer *ids, bml_buffer *logits, int n_rows, int n_cols,
+                     int n_valid);
 void bml_cuda_argmax(bml_queue *queue, bml_buffer *ids, const bml_buffer *logits, int n_rows,
                      int n_cols, int n_valid);
 

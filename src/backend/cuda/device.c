@@ -1,6 +1,7 @@
 /* The device, buffers, queues and the frame around a pass. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/decode.h"
+#include "backend/cuda/expand.h"
 #include "backend/cuda/pass16.h"
 #include "backend/cuda/product_batch.h"
 #include "backend/cuda/weight.h"
@@ -104,11 +105,12 @@ static void queue_free(bml_queue *queue)
         cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
         cudaStreamDestroy(queue->stream);
     }
-    cudaFreeHost(queue->batch_host);
+    cudaFreeHost(queue->draws);
     cudaFree(queue->batch_device);
     cudaFree(queue->scratch);
     bml_cuda_graph_free(queue->graph);
     bml_cuda_decoder_free(queue->decoder);
+    bml_cuda_expanded_free(queue->expanded);
     free(queue);
 }
 
@@ -169,18 +171,22 @@ static cudaError_t reserve_batch(bml_queue *queue, size_t n)
 {
     if (n <= queue->batch_capacity)
         return cudaSuccess;
-    int32_t *host = NULL, *device = NULL;
+    bml_draw *draws = NULL;
+    int32_t *device = NULL;
     cudaError_t error = cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
     if (!error)
-        error = cudaMallocHost((void **)&host, HOST_NUMBERS * n * sizeof *host);
+        error =
+            cudaMallocHost((void **)&draws, n * (sizeof *draws + HOST_NUMBERS * sizeof(int32_t)));
     if (!error)
         error = cudaMalloc((void **)&device, NUMBERS * n * sizeof *device);
     if (error) {
-        cudaFreeHost(host);
+        cudaFreeHost(draws);
         return error;
     }
-    cudaFreeHost(queue->batch_host);
+    int32_t *host = (int32_t *)(draws + n);
+    cudaFreeHost(queue->draws);
     cudaFree(queue->batch_device);
+    queue->draws = draws;
     queue->batch_host = host;
     queue->ids_host = host + NUMBERS * n;
     queue->chain.ids = queue->ids_host + 2 * n;
@@ -222,6 +228,8 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
         memcpy(host + 3 * most, batch->row, n_rows * sizeof *host);
     if (n_rows && batch->target)
         memcpy(host + 4 * most, batch->target, n_rows * sizeof *host);
+    if (n_rows && batch->draw)
+        memcpy(queue->draws, batch->draw, n_rows * sizeof *queue->draws);
 
     /* Quantised activations, 64 int8 and a float32 scale a block; or, of a decoding batch, a
      * product's sums in parts: as many as floats for its inputs where these are 4 n_embd. */
@@ -295,6 +303,7 @@ const bml_backend *bml_backend_cuda(void)
 {
     static const bml_backend backend = {
         .name = "cuda",
+        .wants_cache16 = true,
         .open = cuda_open,
         .close = cuda_close,
         .weight_new = bml_cuda_weight_new,
@@ -323,6 +332,7 @@ const bml_backend *bml_backend_cuda(void)
         .gelu = bml_cuda_gelu,
         .argmax = bml_cuda_argmax,
         .score = bml_cuda_score,
+        .sample = bml_cuda_sample,
         .forward = bml_cuda_forward,
         .measure = bml_cuda_measure,
         .finish = finish,
