@@ -83,7 +83,7 @@ typedef struct bml_activations {
 
 /* What drawing a row's token needs; see bml_sampling, whose repetition penalty is 1. */
 typedef struct bml_draw {
-    double uniform; /* in [0, 1): how far into the sum of probabilities */
+    uint64_t seed, step; /* of bml_philox_uniform */
     float temperature, top_p, min_p;
     int32_t top_k;
 } bml_draw;
@@ -95,7 +95,7 @@ typedef struct bml_batch {
     int n_rows;
     const int32_t *row;    /* [n_rows]: indices of the tokens that want logits, ascending */
     const int32_t *target; /* [n_rows]: the ids that score() is about; else NULL */
-    const bml_draw *draw;  /* [n_rows]: for sample(); else NULL */
+    const bml_draw *draw;  /* [n_rows]: how ids are drawn; NULL: they are the most probable ones */
 } bml_batch;
 
 /* A row of logits seen from one target id. */
@@ -214,8 +214,9 @@ typedef struct bml_backend {
 
     /* The whole pass at once: what src/gpt2/forward.c does kernel by kernel (on the CPU to the bit,
      * elsewhere but for the order of sums). Leaves the rows' logits in activations->logits or, with
-     * N_VALID > 0, their argmax over the first N_VALID ids in activations->ids. False, and nothing
-     * is enqueued: there is no such pass for this model and batch. */
+     * N_VALID > 0, their argmax over the first N_VALID ids in activations->ids, or what the batch's
+     * draws take of these. False, and nothing is enqueued: there is no such pass for this model and
+     * batch. */
     bool (*forward)(bml_queue *queue, const bml_weights *weights, const bml_batch *batch,
                     bml_activations *activations, bml_kv_cache *cache, int n_valid);
 

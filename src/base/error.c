@@ -69,6 +69,13 @@ void bml_error_prefix(bml_error *err, const char *prefix)
     bml_fail(err, err->code, "%s: %s", prefix, old);
 }
 
+void bml_error_step(bml_error *err, uint64_t step)
+{
+    char prefix[40];
+    snprintf(prefix, sizeof prefix, "step %llu", (unsigned long long)step);
+    bml_error_prefix(err, prefix);
+}
+
 const char *bml_version(void)
 {
     return BML_VERSION;

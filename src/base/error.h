@@ -14,4 +14,7 @@ bml_status bml_fail_memory(bml_error *err, size_t size, const char *what);
 /* Puts "PREFIX: " in front of the message of an error that is already filled. */
 void bml_error_prefix(bml_error *err, const char *prefix);
 
+/* The same with "step STEP". */
+void bml_error_step(bml_error *err, uint64_t step);
+
 #endif

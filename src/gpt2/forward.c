@@ -79,7 +79,9 @@ void bml_forward(const bml_model *m, bml_queue *queue, const bml_batch *batch, b
     if (batch->n_rows) {
         layernorm(p, &a->normed, &a->x, &m->weights.ln_f, batch->n_rows, true);
         linear(p, &a->logits, &a->normed, &m->weights.lm_head, batch->n_rows);
-        if (n_valid)
+        if (n_valid && batch->draw)
+            RUN(p, sample, &a->ids, &a->logits, batch->n_rows, c->vocab_size, n_valid);
+        else if (n_valid)
             RUN(p, argmax, &a->ids, &a->logits, batch->n_rows, c->vocab_size, n_valid);
     }
 }

@@ -17,7 +17,8 @@ void bml_activations_free(const bml_model *model, bml_activations *activations);
 
 /* Enqueues the pass, kernel by kernel, for the batch that begin() was given: the batch's keys and
  * values go into CACHE, the logits of its rows into activations->logits and, with N_VALID > 0,
- * their argmax over the first N_VALID ids into activations->ids. TRACE may be NULL. */
+ * their argmax over the first N_VALID ids, or what the batch's draws take of these, into
+ * activations->ids. TRACE may be NULL. */
 void bml_forward(const bml_model *model, bml_queue *queue, const bml_batch *batch,
                  bml_activations *activations, bml_kv_cache *cache, int n_valid,
                  const bml_trace *trace);

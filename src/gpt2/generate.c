@@ -90,11 +90,8 @@ static bml_status next_token(bml_session *session, const bml_batch_token *batch,
         return bml_session_eval_sample(session, batch, n, sampling, &step, token, err);
     if (!logits) {
         status = bml_session_eval_argmax(session, batch, n, token, err);
-        if (status == BML_ERR_NUMERIC && err) {
-            char prefix[40];
-            snprintf(prefix, sizeof prefix, "step %llu", (unsigned long long)step);
-            bml_error_prefix(err, prefix);
-        }
+        if (status == BML_ERR_NUMERIC)
+            bml_error_step(err, step);
         return status;
     }
     status = bml_session_eval(session, batch, n, logits, err);

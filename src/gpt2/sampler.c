@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "gpt2/philox.h"
+#include "base/philox.h"
 
 #include <float.h>
 #include <math.h>

@@ -3,7 +3,6 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "gpt2/philox.h"
 #include "gpt2/sampler.h"
 
 #include <stdlib.h>
@@ -240,7 +239,8 @@ static const bml_draw *draws_of(bml_session *s, const bml_batch *pass, const wan
         return NULL;
     for (int r = 0; r < pass->n_rows; r++) {
         const bml_sampling *o = &w->sampling[done + (size_t)r];
-        s->draw[r] = (bml_draw){.uniform = bml_philox_uniform(o->seed, w->step[done + (size_t)r]),
+        s->draw[r] = (bml_draw){.seed = o->seed,
+                                .step = w->step[done + (size_t)r],
                                 .temperature = o->temperature,
                                 .top_p = o->top_p,
                                 .min_p = o->min_p,
@@ -280,10 +280,13 @@ static bml_status fetch_rows(bml_session *s, const bml_batch *pass, const wanted
                            n * width * sizeof *w->logits, err);
     bml_status status = b->download(s->queue, w->next + done, &a->ids, n * sizeof *w->next, err);
     for (size_t r = 0; !status && r < n; r++)
-        if (w->next[done + r] < 0)
-            return bml_fail(err, BML_ERR_NUMERIC,
-                            "the logits at position %d of slot %d are not finite",
-                            (int)s->position[s->row[r]], (int)s->slot[s->row[r]]);
+        if (w->next[done + r] < 0) {
+            status = bml_fail(err, BML_ERR_NUMERIC,
+                              "the logits at position %d of slot %d are not finite",
+                              (int)s->position[s->row[r]], (int)s->slot[s->row[r]]);
+            if (w->step)
+                bml_error_step(err, w->step[done + r]);
+        }
     return status;
 }
 
@@ -291,7 +294,8 @@ static bml_status run_pass(bml_session *s, const bml_batch *pass, const wanted *
 {
     const bml_backend *b = s->model->backend;
     bml_activations *a = &s->activations;
-    int n_tokens = s->model->info.n_tokens, n_valid = w->next && !w->sampling ? n_tokens : 0;
+    bool chooses = w->next && (!w->sampling || pass->draw);
+    int n_valid = chooses ? s->model->info.n_tokens : 0;
     const bml_trace *trace = s->trace.on_kernel ? &s->trace : NULL;
     bml_status status = b->begin(s->queue, pass, err);
     if (status)
@@ -302,9 +306,6 @@ static bml_status run_pass(bml_session *s, const bml_batch *pass, const wanted *
     if (w->scores && pass->n_rows)
         b->score(s->queue, &a->scores, &a->logits, pass->n_rows,
                  s->model->weights.config.vocab_size);
-    if (pass->draw && pass->n_rows)
-        b->sample(s->queue, &a->ids, &a->logits, pass->n_rows, s->model->weights.config.vocab_size,
-                  n_tokens);
     return b->end(s->queue, err);
 }
 

@@ -1,18 +1,40 @@
-/* Greedy steps that are enqueued ahead (chain.h) against single ones. */
+/* Steps that are enqueued ahead (chain.h), greedy ones and such that draw, against single ones. */
 #include "cuda_tests.h"
 
 #include <limits.h>
 #include <pthread.h>
 
-/* Sequences that go on greedily in two sessions: one enqueues steps ahead, the other never does. */
+/* Sequences that go on in two sessions: one enqueues steps ahead, the other never does. */
 typedef struct chain {
     bml_session *ahead, *single;
     bml_batch_token batch[300]; /* the next step */
     size_t n;
+    bool draws; /* or else it is greedy */
+    bml_sampling sampling[300];
+    uint64_t step;
 } chain;
 
-static void chain_start(chain *c, const bml_model *model, bml_session_options options, int n)
+/* What S chooses as the next tokens. */
+static bml_status choose(chain *c, bml_session *s, int32_t *ids)
 {
+    uint64_t step[300];
+    if (!c->draws)
+        return bml_session_eval_argmax(s, c->batch, c->n, ids, &failure);
+    for (size_t i = 0; i < c->n; i++)
+        step[i] = c->step + 3 * i;
+    return bml_session_eval_sample(s, c->batch, c->n, c->sampling, step, ids, &failure);
+}
+
+static void chain_start(chain *c, const bml_model *model, bml_session_options options, int n,
+                        bool draws)
+{
+    *c = (chain){.draws = draws};
+    for (int i = 0; i < 300; i++) {
+        c->sampling[i] = bml_sampling_default();
+        c->sampling[i].seed = (uint64_t)i;
+        c->sampling[i].top_k = i % 3 ? 40 : 0;
+        c->sampling[i].top_p = i % 2 ? 0.9f : 1;
+    }
     c->ahead = session_on(model, options);
     c->single = session_on(model, options);
     c->single->queue->chain.patience = INT_MAX;
@@ -21,8 +43,8 @@ static void chain_start(chain *c, const bml_model *model, bml_session_options op
         bml_batch_token prompt[7];
         for (int t = 0; t < 7; t++)
             prompt[t] = (bml_batch_token){(31 * i + 7 * t) % VOCAB, i, false};
-        ok(bml_session_eval(c->ahead, prompt, 1 + (size_t)i % 7, NULL, &err));
-        ok(bml_session_eval(c->single, prompt, 1 + (size_t)i % 7, NULL, &err));
+        ok(bml_session_eval(c->ahead, prompt, 1 + (size_t)i % 7, NULL, &failure));
+        ok(bml_session_eval(c->single, prompt, 1 + (size_t)i % 7, NULL, &failure));
         c->batch[i] = (bml_batch_token){i, i, true};
     }
 }
@@ -31,8 +53,9 @@ static void chain_steps(chain *c, int n_steps)
 {
     int32_t got[300], wanted[300];
     for (int step = 0; step < n_steps; step++) {
-        ok(bml_session_eval_argmax(c->ahead, c->batch, c->n, got, &err));
-        ok(bml_session_eval_argmax(c->single, c->batch, c->n, wanted, &err));
+        ok(choose(c, c->ahead, got));
+        ok(choose(c, c->single, wanted));
+        c->step++;
         assert_memory_equal(got, wanted, c->n * sizeof *got);
         assert_false(c->single->queue->chain.ahead);
         for (size_t i = 0; i < c->n; i++)
@@ -44,8 +67,8 @@ static void chain_steps(chain *c, int n_steps)
 static void chain_logits(chain *c)
 {
     static float got[300 * VOCAB], wanted[300 * VOCAB];
-    ok(bml_session_eval(c->ahead, c->batch, c->n, got, &err));
-    ok(bml_session_eval(c->single, c->batch, c->n, wanted, &err));
+    ok(bml_session_eval(c->ahead, c->batch, c->n, got, &failure));
+    ok(bml_session_eval(c->single, c->batch, c->n, wanted, &failure));
     assert_memory_equal(got, wanted, c->n * VOCAB * sizeof *got);
 }
 
@@ -53,8 +76,8 @@ static void chain_truncate(chain *c, int slot, int by)
 {
     int length = bml_session_length(c->ahead, slot);
     length = length > by ? length - by : 0;
-    ok(bml_session_truncate(c->ahead, slot, length, &err));
-    ok(bml_session_truncate(c->single, slot, length, &err));
+    ok(bml_session_truncate(c->ahead, slot, length, &failure));
+    ok(bml_session_truncate(c->single, slot, length, &failure));
 }
 
 static void chain_end(chain *c)
@@ -75,6 +98,9 @@ typedef enum interruption {
     MORE,
     LOGITS,
     OTHER_VOCABULARY,
+    OTHER_STEP,
+    OTHER_SETTINGS,
+    OTHER_KIND,
     SINGLE_KERNELS,
     LONG_PROMPT,
     NOT_FINITE,
@@ -126,6 +152,17 @@ static void interrupt(chain *c, interruption what)
         chain_steps(c, 4);
         model->info.n_tokens = n_tokens;
         break;
+    case OTHER_STEP:
+        c->step += 5;
+        break;
+    case OTHER_SETTINGS:
+        c->sampling[n - 1].temperature = 0.5f;
+        break;
+    case OTHER_KIND:
+        c->draws = !c->draws;
+        chain_steps(c, 4);
+        c->draws = !c->draws;
+        break;
     case SINGLE_KERNELS:
         c->ahead->kernel_by_kernel = c->single->kernel_by_kernel = true;
         chain_steps(c, 2);
@@ -136,8 +173,8 @@ static void interrupt(chain *c, interruption what)
         for (int i = 0; i < 400; i++)
             prompt[i] = (bml_batch_token){i, (int32_t)n, i == 399};
         int32_t got, wanted;
-        ok(bml_session_eval_argmax(c->ahead, prompt, 400, &got, &err));
-        ok(bml_session_eval_argmax(c->single, prompt, 400, &wanted, &err));
+        ok(bml_session_eval_argmax(c->ahead, prompt, 400, &got, &failure));
+        ok(bml_session_eval_argmax(c->single, prompt, 400, &wanted, &failure));
         assert_int_equal(got, wanted);
         break;
     }
@@ -145,10 +182,10 @@ static void interrupt(chain *c, interruption what)
         const unsigned char nan[] = {0xff, 0xff, 0xff, 0xff};
         bml_session *s = c->ahead;
         int32_t next[300];
-        ok(s->model->backend->upload(s->queue, &s->cache.v[0], nan, sizeof nan, &err));
+        ok(s->model->backend->upload(s->queue, &s->cache.v[0], nan, sizeof nan, &failure));
         bml_status status = BML_OK;
         for (int step = 0; step < 3 && !status; step++) {
-            status = bml_session_eval_argmax(s, c->batch, n, next, &err);
+            status = choose(c, s, next);
             for (size_t i = 0; i < n && !status; i++)
                 c->batch[i].token = next[i];
         }
@@ -174,22 +211,26 @@ void test_chains(void **state)
         bml_weight_format format;
         bml_dtype kv;
         int n;
-    } cases[] = {{BML_WEIGHTS_BF16, BML_BF16, 1}, {BML_WEIGHTS_BF16, BML_BF16, 9},
-                 {BML_WEIGHTS_F32, BML_F32, 1},   {BML_WEIGHTS_Q4, BML_F16, 1},
-                 {BML_WEIGHTS_F16, BML_F16, 2},   {BML_WEIGHTS_BF16, BML_BF16, 64},
-                 {BML_WEIGHTS_F16, BML_F16, 256}, {BML_WEIGHTS_BF16, BML_BF16, 8},
-                 {BML_WEIGHTS_Q8, BML_BF16, 3}};
+        bool draws;
+    } cases[] = {{BML_WEIGHTS_BF16, BML_BF16, 1, false}, {BML_WEIGHTS_BF16, BML_BF16, 9, false},
+                 {BML_WEIGHTS_F32, BML_F32, 1, false},   {BML_WEIGHTS_Q4, BML_F16, 1, false},
+                 {BML_WEIGHTS_F16, BML_F16, 2, false},   {BML_WEIGHTS_BF16, BML_BF16, 64, false},
+                 {BML_WEIGHTS_F16, BML_F16, 256, false}, {BML_WEIGHTS_BF16, BML_BF16, 8, false},
+                 {BML_WEIGHTS_Q8, BML_BF16, 3, false},   {BML_WEIGHTS_BF16, BML_BF16, 1, true},
+                 {BML_WEIGHTS_F16, BML_F16, 7, true},    {BML_WEIGHTS_Q8, BML_F16, 1, true},
+                 {BML_WEIGHTS_BF16, BML_BF16, 40, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int what = 0; what < N_INTERRUPTIONS; what++) {
             chain c;
             chain_start(&c, cuda[cases[i].format],
                         (bml_session_options){.n_slots = cases[i].n + 1, .kv_dtype = cases[i].kv},
-                        cases[i].n);
+                        cases[i].n, cases[i].draws);
+            bool goes_ahead = !cases[i].draws || cases[i].n <= 8;
             chain_steps(&c, 6);
-            assert_true(c.ahead->queue->chain.ahead);
+            assert_int_equal(c.ahead->queue->chain.ahead, goes_ahead);
             interrupt(&c, (interruption)what);
             chain_steps(&c, 6);
-            assert_true(c.ahead->queue->chain.ahead);
+            assert_int_equal(c.ahead->queue->chain.ahead, goes_ahead);
             chain_end(&c);
         }
 }
@@ -203,8 +244,8 @@ void test_chain_ends(void **state)
     for (int n = 1; n <= 9; n += 8) {
         chain a, b;
         bml_session_options options = {.n_slots = n, .kv_dtype = BML_BF16, .n_ctx = 24};
-        chain_start(&a, cuda[BML_WEIGHTS_BF16], options, n);
-        chain_start(&b, cuda[BML_WEIGHTS_BF16], options, n);
+        chain_start(&a, cuda[BML_WEIGHTS_BF16], options, n, false);
+        chain_start(&b, cuda[BML_WEIGHTS_BF16], options, n, false);
         for (int step = 0; step < 8; step++) {
             chain_steps(&a, 1);
             chain_steps(&b, 1 + step % 2);
@@ -283,7 +324,7 @@ void test_patience(void **state)
         skip();
     chain c;
     int in_vain = 0;
-    chain_start(&c, cuda[BML_WEIGHTS_BF16], (bml_session_options){0}, 1);
+    chain_start(&c, cuda[BML_WEIGHTS_BF16], (bml_session_options){0}, 1, false);
     for (int i = 0; i < 30; i++) {
         chain_steps(&c, 3);
         in_vain += c.ahead->queue->chain.ahead;

@@ -11,7 +11,7 @@ enum { VOCAB = 8192 };
 
 /* The built-in model on the GPU, by format of weights. */
 extern bml_model *cuda[BML_WEIGHTS_Q4 + 1];
-extern bml_error err;
+extern bml_error failure;
 
 /* Under compute-sanitizer everything is slow: with BML_FEW_TESTS all kernels are tested, but in few
  * passes. BML_TESTS names tests, with * and ?: the others are left out. */

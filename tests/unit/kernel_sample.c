@@ -1,6 +1,8 @@
 /* The draw of a row's token, against a sort in float64. */
 #include "kernel_frame.h"
 
+#include "base/philox.h"
+
 #include <stdlib.h>
 
 typedef struct ranked {
@@ -64,9 +66,8 @@ void test_sample(void **state)
             xs[j] = roundf(xs[j]); /* many ties, and zeros of both signs */
         for (size_t r = 0; r < n; r++)
             draw[r] = (bml_draw){
-                .uniform = (i + (int)r) % 9 ? (double)(up_to(1 << 30) - 1) * 0x1p-30
-                           : i % 2          ? 0
-                                            : 1 - 0x1p-53,
+                .seed = (uint64_t)i,
+                .step = r,
                 .temperature = temperature[up_to(i % 2 ? 2 : 7) - 1],
                 .top_p = top_p[up_to(5) - 1],
                 .min_p = min_p[up_to(4) - 1],
@@ -99,12 +100,13 @@ void test_sample(void **state)
             kept = drawn_from(logits, valid, &draw[r], c);
             while (at < kept && c[at].id != got)
                 at++;
+            double u = bml_philox_uniform(draw[r].seed, draw[r].step);
             double from = at && at < kept ? c[at - 1].p : 0, to = at < kept ? c[at].p : -1;
-            if (!(draw[r].uniform >= from - 1e-5 && draw[r].uniform <= to + 1e-5))
+            if (!(u >= from - 1e-5 && u <= to + 1e-5))
                 fail_msg("%zu of %zu logits, temperature %g, top_k %d, top_p %g, min_p %g: %.9f "
                          "draws token %d, whose part is %.9f to %.9f",
                          valid, cols, draw[r].temperature, (int)draw[r].top_k, draw[r].top_p,
-                         draw[r].min_p, draw[r].uniform, (int)got, from, to);
+                         draw[r].min_p, u, (int)got, from, to);
         }
         free(copy);
         drop(&x);

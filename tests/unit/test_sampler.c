@@ -2,7 +2,7 @@
 #include "testing.h"
 
 #include "bml.h"
-#include "gpt2/philox.h"
+#include "base/philox.h"
 
 #include <limits.h>
 #include <math.h>

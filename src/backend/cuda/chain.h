@@ -1,7 +1,8 @@
 /*
- * Greedy steps without gaps. Who has gone on with the ids that a step chose will go on with those
- * of the next: that step is enqueued ahead, with its tokens read from where the device left them,
- * and runs while the host learns of the ids before, asks for it, and enqueues the one after.
+ * Steps without gaps. Who has gone on with the ids that a step chose, or drew, will go on with
+ * those of the next, and draw them with the same settings: that step is enqueued ahead, with its
+ * tokens read from where the device left them, and runs while the host learns of the ids before,
+ * asks for it, and enqueues the one after.
  *
  * A step that nobody asks for does no harm. It writes keys and values at the position behind each
  * of its slots' last, and every pass writes these before it reads them; ids and activations, which
@@ -23,6 +24,7 @@ extern "C" {
 typedef struct bml_cuda_chain {
     bml_batch next; /* what may follow; without tokens, which are IDS once these are there */
     int32_t *ids, *position, *slot; /* [rows]; the last two are NEXT's */
+    bml_draw *draw;                 /* [rows]: NEXT's, if it draws */
     int n_valid;
     bool followed;  /* all rows of this pass choose a token, and a step can take these */
     bool goes_on;   /* this pass takes the tokens that the last one chose */
@@ -34,6 +36,13 @@ typedef struct bml_cuda_chain {
 
 /* The word of the host's memory where the id of row R of the pass goes; see choice.h. */
 int32_t *bml_cuda_chain_word(const bml_queue *queue, int r);
+
+/* The half, 0 or 1, in which a step has what it shares with no neighbour: its rows' words, and
+ * draws, are told apart by their positions. */
+int bml_cuda_chain_half(const bml_batch *step, int r);
+
+/* Puts the draws of a batch, or of a step to be enqueued ahead, where kernels read them. */
+void bml_cuda_chain_draws(bml_queue *queue, const bml_batch *batch, bool ahead);
 
 /* Called by begin(). */
 void bml_cuda_chain_begin(bml_queue *queue, const bml_batch *batch);

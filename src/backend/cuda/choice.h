@@ -10,6 +10,8 @@ typedef struct bml_cuda_choice {
      * half that its row's position names, even or odd, so that both can be on their way. */
     int32_t *host;
     int pitch;
+    uint32_t
+        odd; /* where there is no POSITION: of rows 0 to 31, those that write the second half */
     /* Of such a step the batch's arrays on the device, which become those of the step that takes
      * the chosen tokens; else NULL. */
     int32_t *token, *position;
@@ -19,7 +21,7 @@ typedef struct bml_cuda_choice {
 /* Says that row ROW has chosen ID. The kernels that read the batch have ended. */
 __device__ static inline void give(const bml_cuda_choice &c, int row, int id)
 {
-    int half = 0;
+    int half = row < 32 ? c.odd >> row & 1 : 0;
     c.ids[row] = id;
     if (c.position) {
         half = c.position[row] & 1;

@@ -19,6 +19,13 @@ struct bml_device {
     bml_device *packer;                /* of the CPU backend, which quantises; NULL until needed */
 };
 
+/* A row's draw, as the kernel wants it. */
+typedef struct bml_cuda_draw {
+    double uniform; /* in [0, 1): how far into the sum of probabilities */
+    float temperature, top_p, min_p;
+    int32_t top_k;
+} bml_cuda_draw;
+
 /* The arrays of a batch in device memory. */
 typedef struct bml_cuda_batch {
     const int32_t *token, *position, *slot, *row, *target;
@@ -29,10 +36,11 @@ struct bml_queue {
     cudaStream_t stream;
     cudaError_t error; /* the first that enqueueing gave since begin() */
     const bml_batch *batch;
-    /* Pinned memory that begins with the draws of the batch's rows, which kernels read there. The
+    /* Pinned memory that begins with the draws of the batch's rows, [2][batch_capacity], which
+     * kernels read there: both halves are the same, but for a step enqueued ahead (chain.h). The
      * batch's arrays side by side and room for query tiles (prefill.h) behind them: more of it, and
      * its copy on the device, made when the first kernel asks for it. */
-    bml_draw *draws;
+    bml_cuda_draw *draws;
     int32_t *batch_host, *batch_device;
     size_t batch_capacity;
     int n_tiles; /* of the tiles, when they are there: before the copy */
@@ -54,6 +62,11 @@ struct bml_queue {
 
 /* The batch of this pass, copied to the device if it is not there yet. */
 bml_cuda_batch bml_cuda_batch_of(bml_queue *queue);
+
+/* Draws the tokens of the batch's rows: to CHOICE, with the draws of the half of queue->draws that
+ * ODD names, as choice.h has it. As bml_backend.sample. */
+void bml_cuda_draw_rows(bml_queue *queue, const bml_cuda_choice *choice, uint32_t odd,
+                        bml_buffer *logits, int n_rows, int n_cols, int n_valid);
 
 /* Where this pass's argmax over N_ROWS rows goes: to IDS and, if these are the batch's rows, to the
  * host and to the step that may follow. */

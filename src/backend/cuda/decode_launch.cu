@@ -361,7 +361,8 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.wpe_format = w->wpe.format;
     p.levels = q4_levels();
     p.out = d->out;
-    p.n_valid = n_valid;
+    bool draws = queue->batch->draw != NULL;
+    p.n_valid = draws ? 0 : n_valid;
     p.logits = (float *)a->logits.data;
     p.ids = (int32_t *)a->ids.data;
     queue->chain.followed = p.want_row && n_valid;
@@ -383,9 +384,17 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
         return;
     }
     d->use += (uint32_t)c->n_layer;
-    if (p.want_row && n_valid) {
+    if (!p.want_row || !n_valid)
+        return;
+    queue->ids = a->ids.data;
+    if (draws) {
+        bml_cuda_choice choice = {p.ids, queue->ids_host, (int)queue->batch_capacity};
+        for (int t = 0; t < p.n_tokens; t++)
+            choice.odd |= (uint32_t)bml_cuda_chain_half(queue->batch, t) << t;
+        bml_cuda_draw_rows(queue, &choice, choice.odd, &a->logits, p.n_tokens, c->vocab_size,
+                           n_valid);
+    } else {
         d->best_use++;
-        queue->ids = a->ids.data;
     }
 }
 

@@ -171,19 +171,20 @@ static cudaError_t reserve_batch(bml_queue *queue, size_t n)
 {
     if (n <= queue->batch_capacity)
         return cudaSuccess;
-    bml_draw *draws = NULL;
+    bml_cuda_draw *draws = NULL;
     int32_t *device = NULL;
     cudaError_t error = cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
     if (!error)
-        error =
-            cudaMallocHost((void **)&draws, n * (sizeof *draws + HOST_NUMBERS * sizeof(int32_t)));
+        error = cudaMallocHost((void **)&draws, n * (2 * sizeof *draws + sizeof(bml_draw) +
+                                                     HOST_NUMBERS * sizeof(int32_t)));
     if (!error)
         error = cudaMalloc((void **)&device, NUMBERS * n * sizeof *device);
     if (error) {
         cudaFreeHost(draws);
         return error;
     }
-    int32_t *host = (int32_t *)(draws + n);
+    queue->chain.draw = (bml_draw *)(draws + 2 * n);
+    int32_t *host = (int32_t *)(queue->chain.draw + n);
     cudaFreeHost(queue->draws);
     cudaFree(queue->batch_device);
     queue->draws = draws;
@@ -228,8 +229,8 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
         memcpy(host + 3 * most, batch->row, n_rows * sizeof *host);
     if (n_rows && batch->target)
         memcpy(host + 4 * most, batch->target, n_rows * sizeof *host);
-    if (n_rows && batch->draw)
-        memcpy(queue->draws, batch->draw, n_rows * sizeof *queue->draws);
+    if (batch->draw)
+        bml_cuda_chain_draws(queue, batch, false);
 
     /* Quantised activations, 64 int8 and a float32 scale a block; or, of a decoding batch, a
      * product's sums in parts: as many as floats for its inputs where these are 4 n_embd. */

@@ -18,6 +18,7 @@
 typedef struct shape {
     bool alone;
     int n_tokens, n_tiles, n_rows, n_valid;
+    bool draws;
     size_t capacity;
     const void *batch, *ids; /* device memory of the arrays, and where ids go on the host */
     const void *scratch;
@@ -236,14 +237,17 @@ static void choose(pass *p, int n_valid)
                           .w = p->w->lm_head.w.buffer.data,
                           .parts = a->logits.data,
                           .choice = bml_cuda_choice_of(p->queue, &a->ids, n_rows)};
-    if (bml_cuda_takes_head(&head)) {
+    bool draws = p->queue->batch->draw != NULL;
+    if (!draws && bml_cuda_takes_head(&head)) {
         norm(p, &p->w->ln_f, p->batch.row, n_rows, ahead_of(&p->w->lm_head, NULL));
         bml_cuda_note(p->queue, bml_cuda_head_argmax(&head, p->queue->stream));
         return;
     }
     norm_product(p, &a->logits, &p->w->ln_f, p->batch.row, &p->w->lm_head, NULL, BML_CUDA_STORE32,
                  -1, n_rows);
-    if (n_valid)
+    if (n_valid && draws)
+        bml_cuda_sample(p->queue, &a->ids, &a->logits, n_rows, c->vocab_size, n_valid);
+    else if (n_valid)
         bml_cuda_argmax(p->queue, &a->ids, &a->logits, n_rows, c->vocab_size, n_valid);
 }
 
@@ -315,8 +319,9 @@ static cudaGraphExec_t capture(pass *p, int n_valid)
 static bool same(const shape *a, const shape *b)
 {
     return a->alone == b->alone && a->n_tokens == b->n_tokens && a->n_tiles == b->n_tiles &&
-           a->n_rows == b->n_rows && a->n_valid == b->n_valid && a->capacity == b->capacity &&
-           a->batch == b->batch && a->ids == b->ids && a->scratch == b->scratch;
+           a->n_rows == b->n_rows && a->n_valid == b->n_valid && a->draws == b->draws &&
+           a->capacity == b->capacity && a->batch == b->batch && a->ids == b->ids &&
+           a->scratch == b->scratch;
 }
 
 /* What is known of a shape; if nothing is, in the place of what was not needed for longest. */
@@ -339,9 +344,16 @@ static known_shape *find(bml_cuda_graph *g, const shape *wanted)
 static void run(pass *p, int n_valid)
 {
     bml_queue *queue = p->queue;
-    shape wanted = {p->alone,      p->n_tokens,           p->n_tiles,          queue->batch->n_rows,
-                    n_valid,       queue->batch_capacity, queue->batch_device, queue->ids_host,
-                    queue->scratch};
+    shape wanted = {.alone = p->alone,
+                    .n_tokens = p->n_tokens,
+                    .n_tiles = p->n_tiles,
+                    .n_rows = queue->batch->n_rows,
+                    .n_valid = n_valid,
+                    .draws = queue->batch->draw != NULL,
+                    .capacity = queue->batch_capacity,
+                    .batch = queue->batch_device,
+                    .ids = queue->ids_host,
+                    .scratch = queue->scratch};
     known_shape *known = find(queue->graph, &wanted);
     known->last_pass = queue->graph->n_passes;
     if (known->graph) {
@@ -385,7 +397,8 @@ void bml_cuda_pass16(bml_queue *queue, const bml_weights *w, bml_activations *a,
             bml_cuda_query_tiles(queue->batch, (bml_cuda_query_tile *)bml_cuda_tiles_host(queue));
     p.batch = bml_cuda_batch_of(queue); /* the tiles travel with it */
     p.tiles = (const bml_cuda_query_tile *)bml_cuda_tiles_device(queue);
-    queue->chain.followed = p.alone && n_valid && queue->batch->n_rows == p.n_tokens;
+    queue->chain.followed = p.alone && n_valid && !queue->batch->draw && /* one half of draws */
+                            queue->batch->n_rows == p.n_tokens;
     if (queue->graph)
         run(&p, n_valid);
     else

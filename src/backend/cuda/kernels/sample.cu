@@ -47,11 +47,13 @@ template <class T> __device__ static inline T least(T a, T b)
     return a < b ? a : b;
 }
 
-/* The largest WORD for which AMOUNT(WORD), which does not grow with it, is more than SO_MUCH. */
-template <class Amount> __device__ static uint32_t last_above(uint64_t so_much, Amount amount)
+/* The largest WORD for which AMOUNT(WORD), which does not grow with it, is more than SO_MUCH, or,
+ * with another LAST_BIT, one that is smaller by less than that. */
+template <class Amount>
+__device__ static uint32_t last_above(uint64_t so_much, Amount amount, uint32_t last_bit = 1)
 {
     uint32_t word = 0;
-    for (uint32_t bit = 1u << 31; bit; bit >>= 1)
+    for (uint32_t bit = 1u << 31; bit >= last_bit; bit >>= 1)
         if (amount(word | bit) > so_much)
             word |= bit;
     return word;
@@ -134,7 +136,7 @@ __device__ static inline uint64_t part_of(uint64_t total, double uniform)
 }
 
 /* Draws from N of FEW candidates, all that top-k may leave. */
-__device__ static void draw_from_few(const bml_cuda_choice &choice, const bml_draw &draw,
+__device__ static void draw_from_few(const bml_cuda_choice &choice, const bml_cuda_draw &draw,
                                      listed *list, int n, float largest)
 {
     int i = threadIdx.x, better = 0;
@@ -166,7 +168,7 @@ __device__ static void draw_from_few(const bml_cuda_choice &choice, const bml_dr
 }
 
 /* Draws from the more probable ones on, as top-p and min-p allow. Words are probabilities. */
-__device__ static void draw_by_rank(const bml_cuda_choice &choice, const bml_draw &draw,
+__device__ static void draw_by_rank(const bml_cuda_choice &choice, const bml_cuda_draw &draw,
                                     const row &r)
 {
     auto sum_from = [&](uint32_t word) { return r.sum_from(word); };
@@ -186,14 +188,15 @@ __device__ static void draw_by_rank(const bml_cuda_choice &choice, const bml_dra
 /* LOGITS are written over where a row of them does not fit into shared memory. DRAWS is the host's
  * memory. */
 static __global__ void __launch_bounds__(THREADS, 1)
-    sample(bml_cuda_choice choice, const bml_draw *draws, float *logits, int n_cols, int n_valid,
-           bool fits)
+    sample(bml_cuda_choice choice, const bml_cuda_draw *draws, int pitch, uint32_t odd,
+           float *logits, int n_cols, int n_valid, bool fits)
 {
     extern __shared__ uint32_t memory[];
     __shared__ listed list[FEW];
     __shared__ int n_listed;
     float *from = logits + (size_t)blockIdx.x * n_cols;
-    bml_draw draw = draws[blockIdx.x];
+    int half = blockIdx.x < 32 ? odd >> blockIdx.x & 1 : 0;
+    bml_cuda_draw draw = draws[half * pitch + blockIdx.x];
     row r = {fits ? memory : (uint32_t *)from, n_valid};
     uint32_t own = 0;
     bool bad = false;
@@ -221,9 +224,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     bool ranked = draw.top_k > 0 && draw.top_k < n_valid;
     uint32_t bound = 0;
     if (ranked && draw.top_k <= SHORT) {
-        bound = last_above(draw.top_k - 1, [&](uint32_t word) {
-            return (uint64_t)__syncthreads_count(own >= word);
-        });
+        bound = last_above(
+            draw.top_k - 1,
+            [&](uint32_t word) { return (uint64_t)__syncthreads_count(own >= word); }, 1u << 12);
         for (int i = threadIdx.x; i < n_valid && own >= bound; i += THREADS)
             if (r.words[i] >= bound) {
                 int at = atomicAdd(&n_listed, 1);
@@ -253,16 +256,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-void bml_cuda_sample(bml_queue *queue, bml_buffer *ids, bml_buffer *logits, int n_rows, int n_cols,
-                     int n_valid)
+void bml_cuda_draw_rows(bml_queue *queue, const bml_cuda_choice *choice, uint32_t odd,
+                        bml_buffer *logits, int n_rows, int n_cols, int n_valid)
 {
     size_t row_bytes = (size_t)n_valid * sizeof(uint32_t);
     size_t room = (size_t)queue->device->shared_bytes - FIXED_BYTES;
     bool fits = row_bytes <= room;
-    bml_cuda_choice choice = bml_cuda_choice_of(queue, ids, n_rows);
-    void *arguments[] = {&choice, &queue->draws, &logits->data, &n_cols, &n_valid, &fits};
-    queue->ids = ids->data;
+    int pitch = (int)queue->batch_capacity;
+    void *arguments[] = {(void *)choice, &queue->draws, &pitch,   &odd,
+                         &logits->data,  &n_cols,       &n_valid, &fits};
     bml_cuda_note(queue,
                   bml_cuda_launch_within((const void *)sample, dim3((unsigned)n_rows), THREADS, 1,
                                          fits ? row_bytes : 0, room, arguments, queue->stream));
+}
+
+void bml_cuda_sample(bml_queue *queue, bml_buffer *ids, bml_buffer *logits, int n_rows, int n_cols,
+                     int n_valid)
+{
+    bml_cuda_choice choice = bml_cuda_choice_of(queue, ids, n_rows);
+    queue->ids = ids->data;
+    bml_cuda_draw_rows(queue, &choice, 0, logits, n_rows, n_cols, n_valid);
 }

@@ -2,8 +2,8 @@
  * Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): a random
  * number as a pure function of a key and a counter, so a draw needs no state and no order.
  */
-#ifndef BML_GPT2_PHILOX_H
-#define BML_GPT2_PHILOX_H
+#ifndef BML_BASE_PHILOX_H
+#define BML_BASE_PHILOX_H
 
 #include <stdint.h>
 
