@@ -86,6 +86,7 @@ struct row {
     __device__ uint64_t sum_from(uint32_t word) const
     {
         uint64_t sum = 0;
+#pragma unroll 8
         for (int i = threadIdx.x; i < n; i += THREADS)
             sum += words[i] >= word ? words[i] : 0;
         return fold_block<uint64_t>(sum, add);
@@ -94,6 +95,7 @@ struct row {
     __device__ uint64_t count_from(uint32_t word) const
     {
         int count = 0;
+#pragma unroll 8
         for (int i = threadIdx.x; i < n; i += THREADS)
             count += words[i] >= word;
         return (uint64_t)fold_block<int>(count, add);
@@ -185,11 +187,12 @@ __device__ static void draw_by_rank(const bml_cuda_choice &choice, const bml_cud
     r.pick(choice, false, equals_before, [=](uint32_t word) { return word == drawn; });
 }
 
-/* LOGITS are written over where a row of them does not fit into shared memory. DRAWS is the host's
- * memory. */
+/* LOGITS are written over unless a row of them FITS into shared memory. DRAWS is the host's memory.
+ */
+template <bool FITS>
 static __global__ void __launch_bounds__(THREADS, 1)
     sample(bml_cuda_choice choice, const bml_cuda_draw *draws, int pitch, uint32_t odd,
-           float *logits, int n_cols, int n_valid, bool fits)
+           float *logits, int n_cols, int n_valid)
 {
     extern __shared__ uint32_t memory[];
     __shared__ listed list[FEW];
@@ -197,7 +200,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *from = logits + (size_t)blockIdx.x * n_cols;
     int half = blockIdx.x < 32 ? odd >> blockIdx.x & 1 : 0;
     bml_cuda_draw draw = draws[half * pitch + blockIdx.x];
-    row r = {fits ? memory : (uint32_t *)from, n_valid};
+    row r = {FITS ? memory : (uint32_t *)from, n_valid};
     uint32_t own = 0;
     bool bad = false;
     if (threadIdx.x == 0)
@@ -263,10 +266,11 @@ void bml_cuda_draw_rows(bml_queue *queue, const bml_cuda_choice *choice, uint32_
     size_t room = (size_t)queue->device->shared_bytes - FIXED_BYTES;
     bool fits = row_bytes <= room;
     int pitch = (int)queue->batch_capacity;
-    void *arguments[] = {(void *)choice, &queue->draws, &pitch,   &odd,
-                         &logits->data,  &n_cols,       &n_valid, &fits};
+    const void *kernel = fits ? (const void *)sample<true> : (const void *)sample<false>;
+    void *arguments[] = {(void *)choice, &queue->draws, &pitch,  &odd,
+                         &logits->data,  &n_cols,       &n_valid};
     bml_cuda_note(queue,
-                  bml_cuda_launch_within((const void *)sample, dim3((unsigned)n_rows), THREADS, 1,
+                  bml_cuda_launch_within(kernel, dim3((unsigned)n_rows), THREADS, 1,
                                          fits ? row_bytes : 0, room, arguments, queue->stream));
 }
 
