@@ -1,8 +1,8 @@
 /*
  * The products and the attention of GPT-2, each on its own, against the machine's limits as
- * measured just before: bench_kernels [WIDTH [THREADS]]. WIDTH is n_embd (default 768). A product
- * of few tokens goes round enough copies of its matrix that no cache holds them; one of 512 tokens
- * does not care. Medians of several runs.
+ * measured just before, and sampling: bench_kernels [WIDTH [THREADS]]. WIDTH is n_embd (default
+ * 768). A product of few tokens goes round enough copies of its matrix that no cache holds them;
+ * one of 512 tokens does not care. Medians of several runs.
  */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/quant.h"
@@ -71,7 +71,7 @@ static void product(int n_in, int n_out, bool out_in, bml_weight_format format, 
     bml_buffer x = buffer_of((size_t)n_tokens * (size_t)n_in);
     bml_buffer out = buffer_of((size_t)n_tokens * (size_t)n_out), none = {0};
     bml_buffer values = buffer_of(n);
-    bml_matrix matrix = {values.data, BML_F32, out_in ? n_out : n_in, out_in ? n_in : n_out};
+    bml_matrix matrix = {values.data, BML_F32, out_in ? n_out : n_in, out_in ? n_in : n_out, false};
     bml_weight w[MAX_COPIES];
     size_t copies = 0, bytes = 0;
     do {
@@ -137,6 +137,35 @@ static void attention(int n_head, bml_dtype dtype, int n_tokens)
     memset(positions, 0, sizeof positions);
 }
 
+/* A draw from logits that are about as far apart as a language model's. */
+static void sampling(int top_k, float top_p)
+{
+    enum { VOCAB = 50257 };
+    static float logits[VOCAB];
+    bml_sampling s = bml_sampling_default();
+    bml_error err;
+    double seconds[RUNS];
+    uint32_t random = 1;
+    for (int i = 0; i < VOCAB; i++) {
+        logits[i] = -30;
+        for (int j = 0; j < 12; j++) {
+            random = random * 1664525 + 1013904223;
+            logits[i] += 5 * ((float)(random >> 8) * 0x1p-24f - 0.5f);
+        }
+    }
+    s.top_k = top_k;
+    s.top_p = top_p;
+    for (int run = 0; run < RUNS; run++) {
+        int32_t token;
+        double start = bml_now();
+        require(bml_sample(&s, logits, VOCAB, NULL, 0, (uint64_t)run, &token, &err), &err);
+        seconds[run] = bml_now() - start;
+    }
+    qsort(seconds, RUNS, sizeof *seconds, by_value);
+    printf("sampling, top_k %2d, top_p %.2f, of %d logits %9.3f ms\n", top_k, (double)top_p, VOCAB,
+           1e3 * seconds[RUNS / 2]);
+}
+
 int main(int n_arguments, char **arguments)
 {
     int width = n_arguments > 1 ? atoi(arguments[1]) : 768;
@@ -163,6 +192,9 @@ int main(int n_arguments, char **arguments)
     for (int dtype = BML_F32; dtype <= BML_BF16; dtype++)
         for (int n_tokens = 1; n_tokens <= TOKENS; n_tokens += TOKENS - 1)
             attention(width / HEAD_DIM, (bml_dtype)dtype, n_tokens);
+    sampling(40, 1);
+    sampling(0, 1);
+    sampling(0, 0.95f);
     b->queue_free(queue);
     b->close(device);
     return 0;

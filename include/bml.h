@@ -260,9 +260,9 @@ BML_API bml_status bml_sample(const bml_sampling *sampling, const float *logits,
 /*
  * As bml_session_eval for one decode step a slot, drawing each row's token where its logits are: as
  * bml_sample would with SAMPLING[i] and STEP[i], for the i-th batch token that wants logits; both
- * arrays have an element for each. There is no history, so repetition_penalty must be 1. A GPU adds
- * probabilities up with fewer digits than the CPU, so that one draw in some hundred thousand may
- * fall to the next token.
+ * arrays have an element for each. There is no history, so repetition_penalty must be 1. A GPU has
+ * fewer digits of a probability than the CPU, so that a few draws in a hundred thousand fall to
+ * another token, or up to one in a thousand where many tokens are about equally probable.
  */
 BML_API bml_status bml_session_eval_sample(bml_session *session, const bml_batch_token *batch,
                                            size_t n, const bml_sampling *sampling,

@@ -115,9 +115,9 @@ typedef struct bml_kv_cache {
 typedef struct bml_backend {
     const char *name;
 
-    /* With weights of 16 bits or fewer, passes of many tokens are quick only with a 16-bit cache.
-     */
-    bool wants_cache16;
+    /* With weights of 16 bits or fewer, passes of many tokens are quick only with a 16-bit cache,
+     * of heads up to this; 0: the cache makes no such difference. */
+    int max_head_dim16;
 
     /* close, weight_free and buffer_free do nothing for a NULL device, a weight or a buffer that
      * is all zeros: whatever was made of a model that failed to load can be freed. */
@@ -224,9 +224,10 @@ typedef struct bml_backend {
     void (*score)(bml_queue *queue, bml_buffer *scores, const bml_buffer *logits, int n_rows,
                   int n_cols);
 
-    /* ids[r] (int32) = the token that the batch's draw[r] takes from the first n_valid of
-     * logits[r], a row of n_cols, in the order of src/gpt2/sampler.c; -1 if any of these is NaN or
-     * infinite. LOGITS are lost. NULL only where they are in host memory: that file draws there. */
+    /* Of each of the batch's rows: ids[r] (int32) = the token that its draw[r] takes from the first
+     * n_valid of logits[r], a row of n_cols, in the order of src/gpt2/sampler.c; -1 if any of these
+     * is NaN or infinite. LOGITS are lost. NULL only where they are in host memory: that file draws
+     * there. */
     void (*sample)(bml_queue *queue, bml_buffer *ids, bml_buffer *logits, int n_rows, int n_cols,
                    int n_valid);
 

@@ -59,8 +59,8 @@ const cli_option bml_cli_session_options[] = {
      .value = &bml_cli_session_settings.kv,
      .choices = kv_names,
      .show_default = true,
-     .help = "precision of the cached keys and values; auto: f32, or, where the backend is many "
-             "times as fast then, 16 bits for weights that have no more"},
+     .help = "precision of the cached keys and values; auto: f32, or 16 bits where that lets a "
+             "GPU's matrix units multiply weights that have no more"},
     {.name = "chunk",
      .kind = CLI_INT,
      .value = &bml_cli_session_settings.chunk,

@@ -7,7 +7,6 @@
 #include "gpt2/session.h"
 #include "tokenizer/tokenizer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -122,11 +122,14 @@ static const char *format_name(const int *seen)
 }
 
 /* What bml_model_info says of kv_dtype. */
-static bml_dtype cache_dtype(const bml_backend *backend, const int *seen)
+static bml_dtype cache_dtype(const bml_model *model, const int *seen)
 {
-    bool f16 = seen[BML_WEIGHTS_F16], f32 = seen[BML_WEIGHTS_F32];
-    bool others = seen[BML_WEIGHTS_BF16] || seen[BML_WEIGHTS_Q8] || seen[BML_WEIGHTS_Q4];
-    if (!backend->wants_cache16 || f32 || (f16 && others))
+    const bml_hf_config *c = &model->weights.config;
+    bml_weight_format head = model->weights.lm_head.w.format;
+    bool f32 = seen[BML_WEIGHTS_F32] || head == BML_WEIGHTS_F32;
+    bool f16 = seen[BML_WEIGHTS_F16] || head == BML_WEIGHTS_F16;
+    bool bf16 = seen[BML_WEIGHTS_BF16] || head == BML_WEIGHTS_BF16;
+    if (c->n_embd / c->n_head > model->backend->max_head_dim16 || f32 || (f16 && bf16))
         return BML_F32;
     return f16 ? BML_F16 : BML_BF16;
 }
@@ -153,7 +156,7 @@ static void fill_info(bml_model *model, const weight_loader *l)
         .path = model->path,
         .backend = model->backend->name,
         .weight_format = format_name(l->seen),
-        .kv_dtype = cache_dtype(model->backend, l->seen),
+        .kv_dtype = cache_dtype(model, l->seen),
     };
 }
 

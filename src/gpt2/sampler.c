@@ -8,10 +8,14 @@
 #include "base/memory.h"
 #include "base/philox.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    BLOCK = 64, /* logits that are looked at together, */
+    LANES = 16, /* and such that the compiler makes a vector of */
+};
 
 typedef struct candidate {
     double p; /* unnormalised: exp((logit - largest) / temperature) */
@@ -82,20 +86,40 @@ static void sift_down(candidate *heap, size_t n, size_t at)
     heap[at] = moved;
 }
 
+static int n_blocks(int n_tokens)
+{
+    return (n_tokens + BLOCK - 1) / BLOCK;
+}
+
+/* To MAXIMA the largest of every BLOCK logits. */
+static void find_maxima(const float *logits, int n, float *maxima)
+{
+    for (int first = 0; first < n; first += BLOCK) {
+        int left = n - first < BLOCK ? n - first : BLOCK, i = 0;
+        float max[LANES];
+        for (int l = 0; l < LANES; l++)
+            max[l] = -INFINITY;
+        for (; i + LANES <= left; i += LANES)
+            for (int l = 0; l < LANES; l++)
+                max[l] = logits[first + i + l] > max[l] ? logits[first + i + l] : max[l];
+        for (; i < left; i++)
+            max[0] = logits[first + i] > max[0] ? logits[first + i] : max[0];
+        for (int l = 1; l < LANES; l++)
+            max[0] = max[l] > max[0] ? max[l] : max[0];
+        *maxima++ = max[0];
+    }
+}
+
 /* The Kth largest of N logits, 0 < K < N. HEAP [K] holds the largest so far with the smallest of
  * these at the root, so by -logit; most logits are below all of these, whole blocks at a time. */
-static float kth_largest(const float *logits, int n, int k, candidate *heap)
+static float kth_largest(const float *logits, int n, const float *maxima, int k, candidate *heap)
 {
-    enum { BLOCK = 64 };
     float least = -INFINITY;
     for (int i = 0; i < k; i++)
         heap[i] = (candidate){INFINITY, 0};
     for (int first = 0; first < n; first += BLOCK) {
         int end = n - first < BLOCK ? n : first + BLOCK;
-        float largest = logits[first];
-        for (int i = first + 1; i < end; i++)
-            largest = logits[i] > largest ? logits[i] : largest;
-        for (int i = first; largest > least && i < end; i++)
+        for (int i = first; maxima[first / BLOCK] > least && i < end; i++)
             if (logits[i] > least) {
                 heap[0].p = -(double)logits[i];
                 sift_down(heap, (size_t)k, 0);
@@ -122,21 +146,27 @@ static int by_probability(const void *a, const void *b)
 }
 
 /* The candidates that top-k leaves, everything that equals the Kth included, as transformers has
- * it, and then sorted, the most probable one last. C [n_tokens]. Returns how many. */
-static size_t choose(const bml_sampling *s, const float *logits, int n_tokens, candidate *c,
-                     bool *sorted)
+ * it, and then sorted, the most probable one last. C [n_tokens]; MAXIMA is scratch. Returns how
+ * many. */
+static size_t choose(const bml_sampling *s, const float *logits, int n_tokens, float *maxima,
+                     candidate *c, bool *sorted)
 {
-    double largest = logits[argmax(logits, n_tokens)];
-    float least = -INFINITY;
+    float largest = -INFINITY, least = -INFINITY;
     size_t n = 0;
     *sorted = s->top_k > 0 && s->top_k < n_tokens;
+    find_maxima(logits, n_tokens, maxima);
+    for (int i = 0; i < n_blocks(n_tokens); i++)
+        largest = maxima[i] > largest ? maxima[i] : largest;
     if (*sorted)
-        least = kth_largest(logits, n_tokens, s->top_k, c);
-    for (int32_t i = 0; i < n_tokens; i++)
-        if (logits[i] >= least) {
-            double distance = (double)logits[i] - largest;
-            c[n++] = (candidate){exp(distance / (double)s->temperature), i};
-        }
+        least = kth_largest(logits, n_tokens, maxima, s->top_k, c);
+    for (int32_t first = 0; first < n_tokens; first += BLOCK) {
+        int32_t end = n_tokens - first < BLOCK ? n_tokens : first + BLOCK;
+        for (int32_t i = first; maxima[first / BLOCK] >= least && i < end; i++)
+            if (logits[i] >= least) {
+                double distance = (double)logits[i] - (double)largest;
+                c[n++] = (candidate){exp(distance / (double)s->temperature), i};
+            }
+    }
     if (*sorted)
         qsort(c, n, sizeof *c, by_probability);
     return n;
@@ -200,10 +230,17 @@ static int32_t draw(const candidate *c, size_t n, double total, double uniform)
 
 static bml_status check_finite(const float *logits, int n_tokens, uint64_t step, bml_error *err)
 {
-    bool finite = true; /* of all first, which is quick */
-    for (int i = 0; i < n_tokens; i++)
-        finite &= fabsf(logits[i]) <= FLT_MAX;
-    for (int i = 0; i < n_tokens && !finite; i++)
+    float zeros[LANES] = {0}; /* of all first, which is quick: what is not finite times 0 is NaN */
+    int i = 0;
+    for (; i + LANES <= n_tokens; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            zeros[l] += logits[i + l] * 0;
+    for (; i < n_tokens; i++)
+        zeros[0] += logits[i] * 0;
+    for (int l = 1; l < LANES; l++)
+        zeros[0] += zeros[l];
+    bool finite = zeros[0] == 0;
+    for (i = 0; i < n_tokens && !finite; i++)
         if (!isfinite(logits[i]))
             return bml_fail(err, BML_ERR_NUMERIC,
                             "step %llu: the logit of token %d is %g; it must be finite",
@@ -225,14 +262,17 @@ bml_status bml_sample(const bml_sampling *s, const float *logits, int n_tokens,
 
     bool penalty = s->repetition_penalty != 1, draws = s->temperature != 0;
     size_t n = (size_t)n_tokens;
-    /* One allocation: the candidates, the logits with the penalty, and who has been seen. */
-    size_t bytes =
-        (draws ? n * sizeof(candidate) : 0) + (penalty ? n * (sizeof(float) + sizeof(uint8_t)) : 0);
+    /* One allocation: the candidates, blocks' maxima, the logits with the penalty, and who has been
+     * seen. */
+    size_t maxima = draws ? (size_t)n_blocks(n_tokens) : 0;
+    size_t bytes = (draws ? n * sizeof(candidate) : 0) + maxima * sizeof(float) +
+                   (penalty ? n * (sizeof(float) + sizeof(uint8_t)) : 0);
     candidate *c = bytes ? bml_calloc(1, bytes) : NULL;
     if (bytes && !c)
         return bml_fail_memory(err, bytes, "sampling");
+    float *scratch = (float *)(c + (draws ? n : 0));
     if (penalty) {
-        float *adjusted = (float *)(c + (draws ? n : 0));
+        float *adjusted = scratch + maxima;
         memcpy(adjusted, logits, n * sizeof *adjusted);
         penalize(adjusted, n_tokens, history, n_history, s->repetition_penalty,
                  (uint8_t *)(adjusted + n));
@@ -244,7 +284,7 @@ bml_status bml_sample(const bml_sampling *s, const float *logits, int n_tokens,
     } else {
         bool sorted;
         double total;
-        size_t left = choose(s, logits, n_tokens, c, &sorted);
+        size_t left = choose(s, logits, n_tokens, scratch, c, &sorted);
         size_t kept = keep(s, c, left, sorted, &total);
         *token = draw(c + left - kept, kept, total, bml_philox_uniform(s->seed, step));
     }

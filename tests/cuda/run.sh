@@ -1,6 +1,6 @@
 #!/bin/sh
 # Everything that needs a GPU: builds, runs the kernels' tests and the end-to-end matches, measures
-# decoding and prompts beside PyTorch in two tables, and runs the tests under compute-sanitizer.
+# decoding and prompts beside PyTorch, and drawing, in three tables, and runs the tests under compute-sanitizer.
 #
 #   tests/cuda/run.sh [BUILD]
 #

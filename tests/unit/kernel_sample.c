@@ -50,18 +50,27 @@ static size_t drawn_from(const float *logits, size_t n, const bml_draw *draw, ra
 void test_sample(void **state)
 {
     (void)state;
-    enum { MOST = 60000 };
+    enum { MOST = 60000, ROWS = 40 };
     static ranked c[MOST];
     static const float top_p[] = {1, 0.95f, 0.5f, 0, 1}, min_p[] = {0, 0.02f, 1, 0},
                        temperature[] = {1, 0.8f, 0, 1.7f, 1e-3f, 1e-38f, 4};
+    int32_t zeros[ROWS] = {0}, row[ROWS];
+    for (int r = 0; r < ROWS; r++)
+        row[r] = r;
     for (int i = 0; i < (suite->few ? 40 : 400) && b->sample; i++) {
-        size_t n = up_to(4), cols = up_to(i % 10 ? i % 3 ? 300 : 5000 : MOST), valid = up_to(cols);
-        valid = i % 4 ? cols : valid;
+        /* Now and then many rows, or more logits than a block has room for. */
+        bool many = i % 20 == 11, long_row = i % 40 == 13;
+        size_t n = many ? ROWS : up_to(4), cols = up_to(i % 10 ? i % 3 ? 300 : 5000 : MOST);
+        size_t valid;
+        if (many)
+            cols = up_to(300);
+        if (long_row)
+            cols = MOST;
+        valid = i % 4 ? cols : up_to(cols);
         array x = random_array(n * cols, i % 5 == 4 ? 0 : i % 5 ? 3 : 12);
         array ids = array_of(n * sizeof(int32_t));
         float *xs = x.data;
-        int32_t zeros[4] = {0}, row[4] = {0, 1, 2, 3};
-        bml_draw draw[4];
+        bml_draw draw[ROWS];
         for (size_t j = 0; j < n * cols && i % 7 == 6; j++)
             xs[j] = roundf(xs[j]); /* many ties, and zeros of both signs */
         for (size_t r = 0; r < n; r++)

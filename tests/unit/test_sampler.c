@@ -1,8 +1,8 @@
 /* The sampler: transformers' semantics, extreme settings, reproducible draws. */
 #include "testing.h"
 
-#include "bml.h"
 #include "base/philox.h"
+#include "bml.h"
 
 #include <limits.h>
 #include <math.h>

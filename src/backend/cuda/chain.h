@@ -7,7 +7,10 @@
  * A step that nobody asks for does no harm. It writes keys and values at the position behind each
  * of its slots' last, and every pass writes these before it reads them; ids and activations, which
  * every pass writes anew; and the batch's arrays on the device, which the next pass copies again.
- * What comes after it on the queue's stream waits for it.
+ * What comes after it on the queue's stream waits for it. What it draws with may by then be another
+ * batch's, as the host writes that where it is read.
+ *
+ * Greedy steps may be of any size; those that draw go on this way only as one launch (decode.h).
  */
 #ifndef BML_BACKEND_CUDA_CHAIN_H
 #define BML_BACKEND_CUDA_CHAIN_H

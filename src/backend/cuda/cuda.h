@@ -63,10 +63,10 @@ struct bml_queue {
 /* The batch of this pass, copied to the device if it is not there yet. */
 bml_cuda_batch bml_cuda_batch_of(bml_queue *queue);
 
-/* Draws the tokens of the batch's rows: to CHOICE, with the draws of the half of queue->draws that
- * ODD names, as choice.h has it. As bml_backend.sample. */
-void bml_cuda_draw_rows(bml_queue *queue, const bml_cuda_choice *choice, uint32_t odd,
-                        bml_buffer *logits, int n_rows, int n_cols, int n_valid);
+/* As bml_backend.sample, of the batch's rows, to CHOICE, whose halves are those of the draws too.
+ */
+void bml_cuda_draw_rows(bml_queue *queue, const bml_cuda_choice *choice, bml_buffer *logits,
+                        int n_rows, int n_cols, int n_valid);
 
 /* Where this pass's argmax over N_ROWS rows goes: to IDS and, if these are the batch's rows, to the
  * host and to the step that may follow. */

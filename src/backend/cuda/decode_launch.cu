@@ -391,8 +391,7 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
         bml_cuda_choice choice = {p.ids, queue->ids_host, (int)queue->batch_capacity};
         for (int t = 0; t < p.n_tokens; t++)
             choice.odd |= (uint32_t)bml_cuda_chain_half(queue->batch, t) << t;
-        bml_cuda_draw_rows(queue, &choice, choice.odd, &a->logits, p.n_tokens, c->vocab_size,
-                           n_valid);
+        bml_cuda_draw_rows(queue, &choice, &a->logits, p.n_tokens, c->vocab_size, n_valid);
     } else {
         d->best_use++;
     }

@@ -163,8 +163,11 @@ static bml_status download(bml_queue *queue, void *to, const bml_buffer *from, s
 }
 
 /* Numbers of a batch's arrays, five of each token or row, and of query tiles, up to four more; on
- * the host also ids, two of each row, and what the chain notes of ids, positions and slots. */
+ * the host also ids, two of each row, and what the chain notes of ids, positions and slots; and
+ * bytes of all that, with two draws for kernels and one that the chain notes. */
 enum { ARRAYS = 5, NUMBERS = ARRAYS + 4, HOST_NUMBERS = NUMBERS + 5 };
+static const size_t host_bytes =
+    2 * sizeof(bml_cuda_draw) + sizeof(bml_draw) + HOST_NUMBERS * sizeof(int32_t);
 
 /* Makes room for batches of N tokens or rows. */
 static cudaError_t reserve_batch(bml_queue *queue, size_t n)
@@ -175,8 +178,7 @@ static cudaError_t reserve_batch(bml_queue *queue, size_t n)
     int32_t *device = NULL;
     cudaError_t error = cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
     if (!error)
-        error = cudaMallocHost((void **)&draws, n * (2 * sizeof *draws + sizeof(bml_draw) +
-                                                     HOST_NUMBERS * sizeof(int32_t)));
+        error = cudaMallocHost((void **)&draws, n * host_bytes);
     if (!error)
         error = cudaMalloc((void **)&device, NUMBERS * n * sizeof *device);
     if (error) {
@@ -220,7 +222,7 @@ static bml_status begin(bml_queue *queue, const bml_batch *batch, bml_error *err
     bml_cuda_chain_begin(queue, batch);
     cudaError_t error = reserve_batch(queue, most);
     if (error)
-        return bml_cuda_fail(err, error, HOST_NUMBERS * most * sizeof(int32_t), "a batch");
+        return bml_cuda_fail(err, error, most * host_bytes, "a batch");
     int32_t *host = queue->batch_host;
     memcpy(host, batch->token, n * sizeof *host);
     memcpy(host + most, batch->position, n * sizeof *host);
@@ -304,7 +306,7 @@ const bml_backend *bml_backend_cuda(void)
 {
     static const bml_backend backend = {
         .name = "cuda",
-        .wants_cache16 = true,
+        .max_head_dim16 = 256,
         .open = cuda_open,
         .close = cuda_close,
         .weight_new = bml_cuda_weight_new,

@@ -120,7 +120,7 @@ static bml_cuda_expanded *expanded_new(const bml_weights *w, bml_dtype type, cud
 
 const bml_weights *bml_cuda_expand(bml_queue *queue, const bml_weights *w, bml_dtype type)
 {
-    if (type == BML_F32 || !bml_cuda_packed(w->layers[0].c_attn.w.format))
+    if (!bml_cuda_packed(w->layers[0].c_attn.w.format))
         return w;
     if (!queue->expanded && !queue->no_expanded) {
         cudaError_t error;

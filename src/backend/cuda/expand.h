@@ -17,7 +17,7 @@ typedef struct bml_cuda_expanded bml_cuda_expanded;
 void bml_cuda_expanded_free(bml_cuda_expanded *expanded);
 
 /* WEIGHTS with 16-bit matrices of TYPE, which never differs within a queue, in the place of packed
- * ones: they themselves if none are packed, or if TYPE is float32 or memory does not suffice. */
+ * ones: they themselves if none are packed, or if memory does not suffice. */
 const bml_weights *bml_cuda_expand(bml_queue *queue, const bml_weights *weights, bml_dtype type);
 
 #ifdef __cplusplus

@@ -10,7 +10,8 @@ static bool enqueue(bml_queue *queue, const bml_weights *weights, bml_activation
         bml_cuda_decode(queue, weights, activations, cache, n_valid);
         return true;
     }
-    weights = bml_cuda_expand(queue, weights, cache->dtype);
+    if (bml_cuda_takes_cache16(cache))
+        weights = bml_cuda_expand(queue, weights, cache->dtype);
     if (!bml_cuda_can_pass16(weights, cache))
         return false;
     bml_cuda_pass16(queue, weights, activations, cache, n_valid);

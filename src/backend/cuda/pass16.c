@@ -63,13 +63,17 @@ static bool is16(const bml_weight *w, bml_dtype dtype)
     return w->dtype == dtype && (w->format == BML_WEIGHTS_BF16 || w->format == BML_WEIGHTS_F16);
 }
 
-bool bml_cuda_can_pass16(const bml_weights *w, const bml_kv_cache *cache)
+bool bml_cuda_takes_cache16(const bml_kv_cache *cache)
 {
-    bool fits = (cache->dtype == BML_BF16 || cache->dtype == BML_F16) && cache->head_dim <= 256 &&
-                is16(&w->lm_head.w, cache->dtype);
     /* place16 (epilogue.cuh) counts the cache's rows in an int. */
     size_t heads = (size_t)cache->n_slots * (size_t)cache->n_head;
-    fits = fits && heads <= (size_t)INT_MAX / (size_t)cache->n_ctx;
+    return (cache->dtype == BML_BF16 || cache->dtype == BML_F16) && cache->head_dim <= 256 &&
+           heads <= (size_t)INT_MAX / (size_t)cache->n_ctx;
+}
+
+bool bml_cuda_can_pass16(const bml_weights *w, const bml_kv_cache *cache)
+{
+    bool fits = bml_cuda_takes_cache16(cache) && is16(&w->lm_head.w, cache->dtype);
     for (int i = 0; i < w->config.n_layer && fits; i++) {
         const bml_layer_weights *l = &w->layers[i];
         fits = is16(&l->c_attn.w, cache->dtype) && is16(&l->c_proj.w, cache->dtype) &&

@@ -10,6 +10,9 @@ typedef struct bml_cuda_graph bml_cuda_graph;
 
 void bml_cuda_graph_free(bml_cuda_graph *graph);
 
+/* Whether these passes can have such a cache, with weights of its type. */
+bool bml_cuda_takes_cache16(const bml_kv_cache *cache);
+
 bool bml_cuda_can_pass16(const bml_weights *weights, const bml_kv_cache *cache);
 
 /* As bml_backend.forward. */

@@ -114,7 +114,7 @@ struct row {
         uint64_t before = sum_before(sum);
         if (before > target || target >= before + sum)
             return;
-        for (int i = first;; i++) {
+        for (int i = first; i < n; i++) {
             int id = down ? n - 1 - i : i;
             before += worth(words[id]);
             if (before > target) {
@@ -191,18 +191,18 @@ __device__ static void draw_by_rank(const bml_cuda_choice &choice, const bml_cud
  */
 template <bool FITS>
 static __global__ void __launch_bounds__(THREADS, 1)
-    sample(bml_cuda_choice choice, const bml_cuda_draw *draws, int pitch, uint32_t odd,
-           float *logits, int n_cols, int n_valid)
+    sample(bml_cuda_choice choice, const bml_cuda_draw *draws, float *logits, int n_cols,
+           int n_valid)
 {
     extern __shared__ uint32_t memory[];
     __shared__ listed list[FEW];
     __shared__ int n_listed;
+    __shared__ bml_cuda_draw given;
     float *from = logits + (size_t)blockIdx.x * n_cols;
-    int half = blockIdx.x < 32 ? odd >> blockIdx.x & 1 : 0;
-    bml_cuda_draw draw = draws[half * pitch + blockIdx.x];
     row r = {FITS ? memory : (uint32_t *)from, n_valid};
     uint32_t own = 0;
     bool bad = false;
+    bml_cuda_draw draw = draws[half_of(choice, blockIdx.x) * choice.pitch + blockIdx.x];
     if (threadIdx.x == 0)
         n_listed = 0;
     await_previous();
@@ -213,11 +213,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
         r.words[i] = key_of(x);
         own = most(own, r.words[i]);
     }
+    if (threadIdx.x == 0)
+        given = draw;
     if (__syncthreads_or(bad)) {
         if (threadIdx.x == 0)
             give(choice, blockIdx.x, -1);
         return;
     }
+    draw =
+        given; /* one for all: that of a step in vain may be written over meanwhile, see chain.h */
     uint32_t largest = fold_block<uint32_t>(own, most);
     if (draw.temperature == 0) {
         r.pick(choice, false, 0, [=](uint32_t word) { return word == largest; });
@@ -259,16 +263,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-void bml_cuda_draw_rows(bml_queue *queue, const bml_cuda_choice *choice, uint32_t odd,
-                        bml_buffer *logits, int n_rows, int n_cols, int n_valid)
+void bml_cuda_draw_rows(bml_queue *queue, const bml_cuda_choice *choice, bml_buffer *logits,
+                        int n_rows, int n_cols, int n_valid)
 {
     size_t row_bytes = (size_t)n_valid * sizeof(uint32_t);
     size_t room = (size_t)queue->device->shared_bytes - FIXED_BYTES;
     bool fits = row_bytes <= room;
-    int pitch = (int)queue->batch_capacity;
     const void *kernel = fits ? (const void *)sample<true> : (const void *)sample<false>;
-    void *arguments[] = {(void *)choice, &queue->draws, &pitch,  &odd,
-                         &logits->data,  &n_cols,       &n_valid};
+    void *arguments[] = {(void *)choice, &queue->draws, &logits->data, &n_cols, &n_valid};
     bml_cuda_note(queue,
                   bml_cuda_launch_within(kernel, dim3((unsigned)n_rows), THREADS, 1,
                                          fits ? row_bytes : 0, room, arguments, queue->stream));
@@ -279,5 +281,5 @@ void bml_cuda_sample(bml_queue *queue, bml_buffer *ids, bml_buffer *logits, int 
 {
     bml_cuda_choice choice = bml_cuda_choice_of(queue, ids, n_rows);
     queue->ids = ids->data;
-    bml_cuda_draw_rows(queue, &choice, 0, logits, n_rows, n_cols, n_valid);
+    bml_cuda_draw_rows(queue, &choice, logits, n_rows, n_cols, n_valid);
 }
