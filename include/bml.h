@@ -185,7 +185,7 @@ BML_API const char *bml_token_bytes(const bml_tokenizer *tokenizer, int32_t id, 
 typedef struct bml_session_options {
     int n_slots;        /* independent sequences; 0 means 1 */
     int n_ctx;          /* tokens each slot can hold; 0 means n_positions, more is an error */
-    bml_dtype kv_dtype; /* F32 (0), F16 or BF16 */
+    bml_dtype kv_dtype; /* F32 (0), F16 or BF16; bml_model_info says which suits the weights */
     int n_threads;      /* 0: as many as the cgroup and the affinity mask allow */
     int chunk;          /* most tokens in one pass over the weights; 0: chosen by the library */
 } bml_session_options;

@@ -558,6 +558,21 @@ static void test_gpt2_greedy(void **state)
     remove_tree(directory);
 }
 
+/* What --kv auto takes: a 16-bit cache for weights that have no more. */
+static void test_kv_dtype(void **state)
+{
+    (void)state;
+    static const bml_dtype wanted[] = {[BML_WEIGHTS_F32] = BML_F32,
+                                       [BML_WEIGHTS_BF16] = BML_BF16,
+                                       [BML_WEIGHTS_F16] = BML_F16,
+                                       [BML_WEIGHTS_Q8] = BML_BF16,
+                                       [BML_WEIGHTS_Q4] = BML_BF16};
+    for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_Q4; format++) {
+        assert_int_equal(bml_model_get_info(cuda[format])->kv_dtype, wanted[format]);
+        assert_int_equal(bml_model_get_info(cpu[format])->kv_dtype, BML_F32);
+    }
+}
+
 static int load_models(void **state)
 {
     (void)state;
@@ -595,6 +610,7 @@ int main(void)
         cmocka_unit_test(test_chain_ends),  cmocka_unit_test(test_chains_in_threads),
         cmocka_unit_test(test_patience),    cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_widths),      cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_kv_dtype),
     };
     bml_device *device;
     if (bml_backend_cuda()->open(&device, &failure)) {
