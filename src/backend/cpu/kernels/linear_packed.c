@@ -15,11 +15,16 @@ enum {
     MOST_TOKENS = 6, /* tokens and tiles that share each load; a batch of 8 goes as 4 and 4 */
     FEW_TOKENS = 4,
     TILES = 2,
+#elif VL == 8
+    MOST_TOKENS = 4,
+    FEW_TOKENS = 2,
+    TILES = 1,
 #else
     MOST_TOKENS = 2,
     FEW_TOKENS = 2,
     TILES = 1,
 #endif
+    UNROLLED = VL == 16 ? 16 : 2,     /* rows */
     BLOCKED_TOKENS = 2 * MOST_TOKENS, /* from so many on */
     TOKEN_BYTES = 512 << 10,          /* of these in the second-level cache */
     AHEAD_BYTES = 4096                /* how far ahead of a single token's stream memory is asked */
@@ -30,6 +35,10 @@ typedef bml_linear_job job;
 /* Where a tile's bytes come from: as stored, or Q4's nibbles already replaced by their levels and
  * laid out like Q8's bytes. */
 typedef enum source { Q8, Q4, Q4_UNPACKED } source;
+
+/* What memory is asked for meanwhile (past the end this is harmless, a prefetch cannot fault):
+ * nothing, what comes next in a single token's stream, or the next tiles. */
+typedef enum asked { NOTHING, STREAM, NEXT_TILES } asked;
 
 /* Tokens and tiles that a product is for. */
 typedef struct piece {
@@ -85,14 +94,6 @@ static inline vf weight_scale(source from, const char *scales, size_t span, size
                       : vf_from_int8((const int8_t *)scales + at);
 }
 
-/* Four inputs as vi_dot4 wants them. */
-static inline int32_t four(const int8_t *q)
-{
-    int32_t x4;
-    memcpy(&x4, q, sizeof x4);
-    return x4;
-}
-
 static inline void finish(const job *j, size_t token, size_t col, vf y)
 {
     if (j->bias && col < j->n_out)
@@ -102,15 +103,44 @@ static inline void finish(const job *j, size_t token, size_t col, vf y)
 }
 
 /*
- * A piece of TOKENS (of which n_tokens are there) and N_TILES. A span is what shares a scale: a
- * block of Q8, half a block of Q4. AHEAD: ask for what lies so many bytes further on, unless it is
- * 0 (past the end this is harmless, a prefetch cannot fault).
+ * DOT[token][tile][vector] += the products with rows of Q, the first of which has inputs FIRST_FOUR
+ * and so on.
  */
 static inline __attribute__((always_inline)) void
-product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, size_t ahead, piece p)
+add_rows(vi dot[MOST_TOKENS][TILES][VECS], source from, const char *q, size_t q_stride,
+         const fours *inputs, size_t first_four, size_t rows, size_t tokens, size_t n_tiles,
+         asked ask, size_t ahead)
+{
+    size_t row_bytes = from == Q4 ? 32 : 64, unrolled = UNROLLED < rows ? UNROLLED : rows;
+    const levels l = unsigned_levels();
+    for (size_t r = 0; r < rows; r += unrolled)
+        FOR_EACH (i, unrolled) {
+            vi w[TILES][VECS];
+            FOR_EACH (n, n_tiles)
+                FOR_EACH (v, VECS) {
+                    size_t at = (r + i) * row_bytes + v * 4 * VL;
+                    w[n][v] = weight_bytes(from, q + n * q_stride, r + i, v, &l);
+                    if (ask != NOTHING && at % 64 == 0)
+                        __builtin_prefetch(q + n * q_stride + at + ahead);
+                }
+            FOR_EACH (t, tokens)
+                FOR_EACH (n, n_tiles)
+                    FOR_EACH (v, VECS)
+                        dot[t][n][v] =
+                            vi_dot4(dot[t][n][v], w[n][v], &inputs[t], first_four + r + i);
+        }
+}
+
+/*
+ * A piece of TOKENS (of which n_tokens are there) and N_TILES. A span is what shares a scale: a
+ * block of Q8, half a block of Q4. ASK: for which memory
+ * meanwhile.
+ */
+static inline __attribute__((always_inline)) void
+product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, asked ask, piece p)
 {
     size_t spans = from == Q8 ? 1 : 2, rows = 16 / spans, row_bytes = from == Q4 ? 32 : 64;
-    const levels l = unsigned_levels();
+    size_t ahead = ask == STREAM ? AHEAD_BYTES : n_tiles * w.stride;
     const bml_quant_row *x[MOST_TOKENS];
     vf sum[MOST_TOKENS][TILES][VECS];
     FOR_EACH (t, tokens) {
@@ -120,34 +150,33 @@ product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, size_
             FOR_EACH (v, VECS)
                 sum[t][n][v] = (vf){0};
     }
-    for (size_t s = 0; s < bml_n_blocks(j->n_in) * spans; s++) {
-        size_t b = s / spans, half = s % spans;
-        vi dot[MOST_TOKENS][TILES][VECS];
+    for (size_t b = 0; b < bml_n_blocks(j->n_in); b++) {
+        const bml_quant_block *block[MOST_TOKENS];
+        fours inputs[MOST_TOKENS];
         FOR_EACH (t, tokens) {
-            const bml_quant_block *block = &x[t]->block[b];
-            vi start = vi_dot4_start(spans == 1 ? block->sum : block->half_sum[half]);
-            FOR_EACH (n, n_tiles)
-                FOR_EACH (v, VECS)
-                    dot[t][n][v] = start;
+            block[t] = &x[t]->block[b];
+            inputs[t] = fours_of(block[t]->q);
         }
-        FOR_EACH (r, rows)
+        for (size_t half = 0; half < spans; half++) {
+            size_t s = b * spans + half;
+            vi dot[MOST_TOKENS][TILES][VECS];
+            FOR_EACH (t, tokens) {
+                vi start = vi_dot4_start(spans == 1 ? block[t]->sum : block[t]->half_sum[half]);
+                FOR_EACH (n, n_tiles)
+                    FOR_EACH (v, VECS)
+                        dot[t][n][v] = start;
+            }
+            const char *q = w.q + s * rows * row_bytes;
+            add_rows(dot, from, q, w.q_stride, inputs, half * rows, rows, tokens, n_tiles, ask,
+                     ahead);
             FOR_EACH (n, n_tiles)
                 FOR_EACH (v, VECS) {
-                    const char *q = w.q + n * w.q_stride + s * rows * row_bytes;
-                    vi row = weight_bytes(from, q, r, v, &l);
-                    if (ahead && r * row_bytes % 64 == 0)
-                        __builtin_prefetch(q + r * row_bytes + v * 4 * VL + ahead);
+                    vf scale = weight_scale(from, w.scales + n * w.stride, s, v);
                     FOR_EACH (t, tokens)
-                        dot[t][n][v] =
-                            vi_dot4(dot[t][n][v], row, four(x[t]->block[b].q + half * 32 + 4 * r));
+                        sum[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
+                                              vf_scale_down(scale, block[t]->down), sum[t][n][v]);
                 }
-        FOR_EACH (n, n_tiles)
-            FOR_EACH (v, VECS) {
-                vf scale = weight_scale(from, w.scales + n * w.stride, s, v);
-                FOR_EACH (t, tokens)
-                    sum[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
-                                          vf_scale_down(scale, x[t]->block[b].down), sum[t][n][v]);
-            }
+        }
     }
     FOR_EACH (t, tokens)
         FOR_EACH (n, n_tiles)
@@ -175,16 +204,16 @@ static inline __attribute__((always_inline)) void stream_tiles(const job *j, sou
          * by the first, for whom memory sets the pace. */
         if (left >= MOST_TOKENS && left != 2 * FEW_TOKENS && left != 2 * FEW_TOKENS + 1) {
             p.n_tokens = MOST_TOKENS;
-            product(j, from, w, MOST_TOKENS, n_tiles, 0, p);
+            product(j, from, w, MOST_TOKENS, n_tiles, NOTHING, p);
         } else if (left >= FEW_TOKENS) {
             p.n_tokens = FEW_TOKENS;
             if (p.token == 0)
-                product(j, from, w, FEW_TOKENS, n_tiles, n_tiles * w.stride, p);
+                product(j, from, w, FEW_TOKENS, n_tiles, NEXT_TILES, p);
             else
-                product(j, from, w, FEW_TOKENS, n_tiles, 0, p);
+                product(j, from, w, FEW_TOKENS, n_tiles, NOTHING, p);
         } else {
             p.n_tokens = 1;
-            product(j, from, w, 1, n_tiles, AHEAD_BYTES, p);
+            product(j, from, w, 1, n_tiles, STREAM, p);
         }
         p.token += p.n_tokens;
     }
@@ -226,9 +255,9 @@ static inline __attribute__((always_inline)) void blocked_tiles(const job *j, so
         size_t left = all.token + all.n_tokens - p.token;
         p.n_tokens = left < MOST_TOKENS ? left : MOST_TOKENS;
         if (left > FEW_TOKENS)
-            product(j, from, w, MOST_TOKENS, TILES, 0, p);
+            product(j, from, w, MOST_TOKENS, TILES, NOTHING, p);
         else
-            product(j, from, w, FEW_TOKENS, TILES, 0, p);
+            product(j, from, w, FEW_TOKENS, TILES, NOTHING, p);
         p.token += p.n_tokens;
     }
 }

@@ -58,14 +58,19 @@ static void dot_part(void *context, int part, int n_parts)
 {
     (void)n_parts;
     const job *j = context;
-    int32_t x4 = (int32_t)j->data[0] + 0x01020304;
-    vi sum[CHAINS], w = x4 - (vi){0};
+    int8_t bytes[64];
+    for (int i = 0; i < 64; i++)
+        bytes[i] = (int8_t)(i + (int)j->data[0]);
+    const fours x = fours_of(bytes);
+    vi sum[CHAINS], w = vi_load(bytes);
     for (int i = 0; i < CHAINS; i++)
         sum[i] = i - (vi){0};
-    for (size_t step = 0; step < fma_steps; step++)
+    for (size_t step = 0; step < fma_steps; step++) {
 #pragma GCC unroll 16 /* the chains must be registers */
         for (int i = 0; i < CHAINS; i++)
-            sum[i] = vi_dot4(sum[i], w, x4);
+            sum[i] = vi_dot4(sum[i], w, &x, (size_t)i);
+        w += 1; /* or, made of several instructions, some products would be the same ones */
+    }
     for (int i = 1; i < CHAINS; i++)
         sum[0] += sum[i];
     j->sink[part] = vf_sum(__builtin_convertvector(sum[0], vf));

@@ -39,6 +39,7 @@
 
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
+typedef int16_t vs __attribute__((vector_size(4 * VL)));
 typedef uint16_t vh __attribute__((vector_size(2 * VL)));
 
 static inline vf vf_set1(float x)
@@ -338,19 +339,75 @@ static inline vf vf_from_int8(const int8_t *p)
 
 /*
  * Integer dot products: every lane of ACC gains the sum of four products, weight bytes (unsigned)
- * times the four int8 in X4. vi_dot4_start(correction) is what a sum starts from, correction being
- * -128 times the sum of the int8 values: the total is then the product with (byte - 128).
+ * times four int8, the I-th of a block of 64. vi_dot4_start(correction) is what a sum starts
+ * from, correction being -128 times the sum of the int8 values: the total is then the product with
+ * (byte - 128).
  */
-#if defined(__aarch64__)
-static inline vi vi_dot4(vi acc, vi w, int32_t x4)
+#if defined(__aarch64__) || defined(__AVX512VNNI__)
+typedef struct fours {
+    const int8_t *q;
+} fours;
+
+static inline fours fours_of(const int8_t q[64])
 {
-    int8x16_t centred = (int8x16_t)(w ^ (int32_t)0x80808080), x = (int8x16_t)vdupq_n_s32(x4);
+    return (fours){q};
+}
+
+static inline int32_t four(const fours *x, size_t i)
+{
+    int32_t x4;
+    memcpy(&x4, x->q + 4 * i, sizeof x4);
+    return x4;
+}
+#else
+/* No instruction for bytes that cannot overflow: even and odd ones apart, as 16-bit numbers. */
+typedef struct fours {
+    int32_t even[16], odd[16];
+} fours;
+
+static inline fours fours_of(const int8_t q[64])
+{
+    fours x;
+    FOR_EACH (i, 16 / VL) {
+        vs bytes;
+        memcpy(&bytes, q + i * sizeof bytes, sizeof bytes);
+        vs even = (vs)(bytes << 8) >> 8, odd = bytes >> 8;
+        memcpy(x.even + i * VL, &even, sizeof even);
+        memcpy(x.odd + i * VL, &odd, sizeof odd);
+    }
+    return x;
+}
+
+/* The sums of two products each. */
+static inline vi vi_dot2(vs w, int32_t x2)
+{
+#if VL == 16
+    return (vi)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(x2));
+#elif VL == 8
+    return (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x2));
+#elif defined(__SSE2__)
+    return (vi)_mm_madd_epi16((__m128i)w, _mm_set1_epi32(x2));
+#else
+    vi sum;
+    vs x = (vs)(x2 - (vi){0});
+    for (int i = 0; i < VL; i++)
+        sum[i] = w[2 * i] * x[2 * i] + w[2 * i + 1] * x[2 * i + 1];
+    return sum;
+#endif
+}
+#endif
+
+#if defined(__aarch64__)
+static inline vi vi_dot4(vi acc, vi w, const fours *x, size_t i)
+{
+    int8x16_t centred = (int8x16_t)(w ^ (int32_t)0x80808080);
+    int8x16_t x4 = (int8x16_t)vdupq_n_s32(four(x, i));
 #if defined(__ARM_FEATURE_DOTPROD)
-    return (vi)vdotq_s32((int32x4_t)acc, centred, x);
+    return (vi)vdotq_s32((int32x4_t)acc, centred, x4);
 #else
     /* A product fits 16 bits, a sum of two need not. */
-    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(centred), vget_low_s8(x)));
-    int32x4_t high = vpaddlq_s16(vmull_high_s8(centred, x));
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(centred), vget_low_s8(x4)));
+    int32x4_t high = vpaddlq_s16(vmull_high_s8(centred, x4));
     return acc + (vi)vpaddq_s32(low, high);
 #endif
 }
@@ -361,30 +418,19 @@ static inline vi vi_dot4_start(int32_t correction)
     return (vi){0};
 }
 #else
-static inline vi vi_dot4(vi acc, vi w, int32_t x4)
+static inline vi vi_dot4(vi acc, vi w, const fours *x, size_t i)
 {
 #if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x4));
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(four(x, i)));
 #else
-    /* Even and odd bytes as 16-bit numbers: no product or sum of two can overflow. */
-    typedef int16_t vs __attribute__((vector_size(4 * VL)));
-    vs x = (vs)(x4 - (vi){0}), x_even = (x << 8) >> 8, x_odd = x >> 8;
     vs w_even = (vs)w & 0xff, w_odd = ((vs)w >> 8) & 0xff;
-#if VL == 16
-    return acc + (vi)_mm512_madd_epi16((__m512i)w_even, (__m512i)x_even) +
-           (vi)_mm512_madd_epi16((__m512i)w_odd, (__m512i)x_odd);
-#elif VL == 8
-    return acc + (vi)_mm256_madd_epi16((__m256i)w_even, (__m256i)x_even) +
-           (vi)_mm256_madd_epi16((__m256i)w_odd, (__m256i)x_odd);
-#elif defined(__SSE2__)
-    return acc + (vi)_mm_madd_epi16((__m128i)w_even, (__m128i)x_even) +
-           (vi)_mm_madd_epi16((__m128i)w_odd, (__m128i)x_odd);
-#else
-    for (int i = 0; i < VL; i++)
-        acc[i] += w_even[2 * i] * x_even[2 * i] + w_even[2 * i + 1] * x_even[2 * i + 1] +
-                  w_odd[2 * i] * x_odd[2 * i] + w_odd[2 * i + 1] * x_odd[2 * i + 1];
-    return acc;
+    acc += vi_dot2(w_even, x->even[i]);
+    acc += vi_dot2(w_odd, x->odd[i]);
+#if defined(__SSE2__)
+    __asm__(""
+            : "+v"(acc)); /* or gcc would keep all products, in memory, and add them up at last */
 #endif
+    return acc;
 #endif
 }
 
@@ -400,10 +446,14 @@ static inline vf vf_scale_down(vf a, uint32_t down)
 {
 #if VL == 16
     return (vf)_mm512_subs_epu16((__m512i)a, _mm512_set1_epi32((int)down));
+#elif VL == 8
+    return (vf)_mm256_subs_epu16((__m256i)a, _mm256_set1_epi32((int)down));
+#elif defined(__SSE2__)
+    return (vf)_mm_subs_epu16((__m128i)a, _mm_set1_epi32((int)down));
 #else
-    typedef uint16_t vs __attribute__((vector_size(4 * VL)));
-    vs from = (vs)a, by = (vs)((int32_t)down - (vi){0});
-    return (vf)((from - by) & (vs)(from > by));
+    typedef uint16_t vus __attribute__((vector_size(4 * VL)));
+    vus from = (vus)a, by = (vus)((int32_t)down - (vi){0});
+    return (vf)((from - by) & (vus)(from > by));
 #endif
 }
 
