@@ -39,7 +39,7 @@ asan:
 	@sh tools/dependencies.sh tests
 	cmake --preset asan >/dev/null
 	cmake --build --preset asan -j $(JOBS)
-	ctest --preset asan
+	ctest --preset asan -j $(JOBS)
 
 # The Metal backend on stand-ins for Metal and its shading language, under the same sanitizers.
 metal:

@@ -60,7 +60,7 @@ static void dot_part(void *context, int part, int n_parts)
     const job *j = context;
     int8_t bytes[64];
     for (int i = 0; i < 64; i++)
-        bytes[i] = (int8_t)(i + (int)j->data[0]);
+        bytes[i] = (int8_t)((int)j->data[0] + (i % 2 ? -1 : 1)); /* sums that stay small */
     const fours x = fours_of(bytes);
     vi sum[CHAINS], w = vi_load(bytes);
     for (int i = 0; i < CHAINS; i++)
@@ -71,9 +71,10 @@ static void dot_part(void *context, int part, int n_parts)
             sum[i] = vi_dot4(sum[i], w, &x, (size_t)i);
         w += 1; /* or, made of several instructions, some products would be the same ones */
     }
-    for (int i = 1; i < CHAINS; i++)
-        sum[0] += sum[i];
-    j->sink[part] = vf_sum(__builtin_convertvector(sum[0], vf));
+    vf total = {0};
+    for (int i = 0; i < CHAINS; i++)
+        total += __builtin_convertvector(sum[i], vf);
+    j->sink[part] = vf_sum(total);
 }
 
 static int by_value(const void *a, const void *b)

@@ -39,6 +39,7 @@
 
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
+typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 typedef int16_t vs __attribute__((vector_size(4 * VL)));
 typedef uint16_t vh __attribute__((vector_size(2 * VL)));
 
@@ -424,8 +425,9 @@ static inline vi vi_dot4(vi acc, vi w, const fours *x, size_t i)
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(four(x, i)));
 #else
     vs w_even = (vs)w & 0xff, w_odd = ((vs)w >> 8) & 0xff;
-    acc += vi_dot2(w_even, x->even[i]);
-    acc += vi_dot2(w_odd, x->odd[i]);
+    vu sum = (vu)acc; /* unsigned, or a sanitizer would look at every lane */
+    sum += (vu)vi_dot2(w_even, x->even[i]);
+    sum += (vu)vi_dot2(w_odd, x->odd[i]);
 #if defined(__SSE2__)
     __asm__(""
             : "+v"(acc)); /* or gcc would keep all products, in memory, and add them up at last */
