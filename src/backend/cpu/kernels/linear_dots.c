@@ -2,14 +2,21 @@
  * out = x W' + bias with W stored [out, in]: the tied head, and nn.Linear.
  *
  * Every output is a dot product of two rows, summed in VL interleaved lanes that are added up at
- * the end: the same order for every batch, blocking and number of threads. A tile is VL sums, kept
- * in registers and added up together: tokens x outputs, or one token's outputs.
+ * the end: the same order for every batch, blocking and number of threads. A tile is VL sums or
+ * more, kept in registers and added up together: tokens x outputs, or one token's outputs.
  */
 #include "backend/cpu/kernels/linear.h"
 
 enum {
-    TILE_TOKENS = VL == 16 ? 4 : 2,
-    TILE_OUTS = VL / TILE_TOKENS,
+#if VL == 16
+    TILE_TOKENS = 4,
+#elif VL == 8
+    TILE_TOKENS = 3, /* 12 sums, of 16 registers: 8 would wait for each other */
+#else
+    TILE_TOKENS = 2,
+#endif
+    TILE_OUTS = VL == 4 ? 2 : 4,
+    TILE_SUMS = (TILE_TOKENS * TILE_OUTS + VL - 1) / VL * VL, /* as vf_sum_all takes them */
     BLOCK_BYTES = 384 << 10, /* of x that stay in the second-level cache */
     AHEAD_BYTES = 4096       /* how far ahead of a single token's stream memory is asked */
 };
@@ -61,11 +68,12 @@ multiply(const job *j, bml_dtype dtype, size_t tokens, size_t outs, size_t n_out
         }
 }
 
-static void store(const job *j, const vf acc[VL], size_t tokens, size_t outs, size_t n_outs,
+static void store(const job *j, const vf acc[TILE_SUMS], size_t tokens, size_t outs, size_t n_outs,
                   size_t token, size_t o)
 {
-    float sums[VL];
-    vf_store(sums, vf_sum_all(acc));
+    float sums[TILE_SUMS];
+    for (size_t i = 0; i < tokens * outs; i += VL)
+        vf_store(sums + i, vf_sum_all(acc + i));
     for (size_t t = 0; t < tokens; t++)
         for (size_t r = 0; r < n_outs; r++) {
             float bias = j->bias ? j->bias[o + r] : 0;
@@ -73,27 +81,36 @@ static void store(const job *j, const vf acc[VL], size_t tokens, size_t outs, si
         }
 }
 
-/* TILE_TOKENS x N_OUTS outputs. Share SHARE of N_SHARES of the rows that come next is asked for. */
-static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype dtype, size_t n_outs,
-                                                       size_t share, size_t n_shares, size_t token,
-                                                       size_t o)
+/* TOKENS x N_OUTS outputs. Share SHARE of N_SHARES of the rows that come next is asked for. */
+static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype dtype, size_t tokens,
+                                                       size_t n_outs, size_t share, size_t n_shares,
+                                                       size_t token, size_t o)
 {
-    vf acc[VL];
+    vf acc[TILE_SUMS] = {0};
     const char *next = row_of(j, dtype, o + TILE_OUTS);
     size_t lines = 0;
     if (share < n_shares) {
         lines = (TILE_OUTS * VL * bml_dtype_size(dtype) / 64 + n_shares - 1) / n_shares;
         next += share * lines * 64 * (j->n_in / VL);
     }
-    multiply(j, dtype, TILE_TOKENS, TILE_OUTS, n_outs, token, o, next, lines, acc);
-    store(j, acc, TILE_TOKENS, TILE_OUTS, n_outs, token, o);
+    multiply(j, dtype, tokens, TILE_OUTS, n_outs, token, o, next, lines, acc);
+    store(j, acc, tokens, TILE_OUTS, n_outs, token, o);
+}
+
+/* How many of LEFT tokens go together next: a tile's, but where one would stay alone two and two.
+ */
+static size_t tile_tokens(size_t left)
+{
+    if (TILE_TOKENS == 3 && (left == 2 || left == 4))
+        return 2;
+    return left >= TILE_TOKENS ? TILE_TOKENS : 1;
 }
 
 /* N outputs of one token, row by row: one sequential stream. */
 static inline __attribute__((always_inline)) void one_token(const job *j, bml_dtype dtype, size_t n,
                                                             bool ahead, size_t token, size_t o)
 {
-    vf acc[VL] = {0};
+    vf acc[TILE_SUMS] = {0};
     for (size_t r = 0; r < n; r++)
         multiply(j, dtype, 1, 1, 1, token, o + r, row_of(j, dtype, o + r) + AHEAD_BYTES, ahead,
                  acc + r);
@@ -108,15 +125,22 @@ static inline __attribute__((always_inline)) void run(const job *j, bml_dtype dt
         block = TILE_TOKENS;
     for (size_t first = 0; first < j->n_tokens; first += block) {
         size_t last = j->n_tokens - first < block ? j->n_tokens : first + block;
-        size_t tiled = first + (last - first) / TILE_TOKENS * TILE_TOKENS;
-        size_t shares = (tiled - first) / TILE_TOKENS < 2 ? 1 : 2;
+        size_t tiled = first, n_tiles = 0, tokens;
+        for (; (tokens = tile_tokens(last - tiled)) > 1; tiled += tokens)
+            n_tiles++;
+        size_t shares = n_tiles < 2 ? 1 : 2;
         /* VL outputs at a time: as one row of tiles, and token by token for the rest. */
         for (size_t o = begin; o < end; o += VL) {
             size_t n = end - o < VL ? end - o : VL;
             for (size_t part = 0; part < n; part += TILE_OUTS) {
-                size_t n_outs = n - part < TILE_OUTS ? n - part : TILE_OUTS;
-                for (size_t t = first; t < tiled; t += TILE_TOKENS)
-                    tile(j, dtype, n_outs, (t - first) / TILE_TOKENS, shares, t, o + part);
+                size_t n_outs = n - part < TILE_OUTS ? n - part : TILE_OUTS, share = 0;
+                for (size_t t = first; t < tiled; t += tokens, share++) {
+                    tokens = tile_tokens(last - t);
+                    if (tokens == TILE_TOKENS)
+                        tile(j, dtype, TILE_TOKENS, n_outs, share, shares, t, o + part);
+                    else
+                        tile(j, dtype, 2, n_outs, share, shares, t, o + part);
+                }
             }
             for (size_t t = tiled; t < last; t++)
                 one_token(j, dtype, n, t == first, t, o);

@@ -429,10 +429,9 @@ static inline vi vi_dot4(vi acc, vi w, const fours *x, size_t i)
     sum += (vu)vi_dot2(w_even, x->even[i]);
     sum += (vu)vi_dot2(w_odd, x->odd[i]);
 #if defined(__SSE2__)
-    __asm__(""
-            : "+v"(acc)); /* or gcc would keep all products, in memory, and add them up at last */
+    __asm__("" : "+v"(sum)); /* else gcc adds up a whole block's products at its end, from memory */
 #endif
-    return acc;
+    return (vi)sum;
 #endif
 }
 
