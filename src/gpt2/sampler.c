@@ -267,15 +267,16 @@ bml_status bml_sample(const bml_sampling *s, const float *logits, int n_tokens,
     size_t maxima = draws ? (size_t)n_blocks(n_tokens) : 0;
     size_t bytes = (draws ? n * sizeof(candidate) : 0) + maxima * sizeof(float) +
                    (penalty ? n * (sizeof(float) + sizeof(uint8_t)) : 0);
-    candidate *c = bytes ? bml_calloc(1, bytes) : NULL;
+    candidate *c = bytes ? bml_realloc(NULL, 1, bytes) : NULL; /* nothing of it needs zeros but: */
     if (bytes && !c)
         return bml_fail_memory(err, bytes, "sampling");
     float *scratch = (float *)(c + (draws ? n : 0));
     if (penalty) {
         float *adjusted = scratch + maxima;
+        uint8_t *seen = (uint8_t *)(adjusted + n);
         memcpy(adjusted, logits, n * sizeof *adjusted);
-        penalize(adjusted, n_tokens, history, n_history, s->repetition_penalty,
-                 (uint8_t *)(adjusted + n));
+        memset(seen, 0, n);
+        penalize(adjusted, n_tokens, history, n_history, s->repetition_penalty, seen);
         logits = adjusted;
     }
 

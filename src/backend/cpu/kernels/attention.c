@@ -9,10 +9,16 @@
 
 enum {
 #if VL == 16 || defined(__aarch64__) /* 32 registers */
-    QUERIES = 4
+    QUERIES = 4,
+    TOGETHER_VECS = 4, /* of a row of v, while QUERIES queries share it */
+#elif VL == 8
+    QUERIES = 4,
+    TOGETHER_VECS = 2,
 #else
-    QUERIES = 2
+    QUERIES = 2,
+    TOGETHER_VECS = 4,
 #endif
+    ALONE_VECS = 4 /* the same for a single query */
 };
 _Static_assert((int)QUERIES <= (int)BML_CPU_QUERIES, "scratch");
 
@@ -64,7 +70,7 @@ static inline __attribute__((always_inline)) void score_keys(bml_dtype dtype, si
 /* sum += weight * a row of v: VECS vectors, of which the last has TAIL elements if that is not 0.
  */
 static inline __attribute__((always_inline)) void
-add_row(bml_dtype dtype, vf sum[4], float weight, const void *v, size_t at, size_t vecs, int tail)
+add_row(bml_dtype dtype, vf *sum, float weight, const void *v, size_t at, size_t vecs, int tail)
 {
     vf p = vf_set1(weight);
     for (size_t c = 0; c < vecs; c++) {
@@ -83,7 +89,7 @@ static inline __attribute__((always_inline)) void weighted_sum(bml_dtype dtype, 
                                                                const void *v, size_t n, size_t d,
                                                                size_t i, size_t vecs, int tail)
 {
-    vf even[4] = {0}, odd[4] = {0};
+    vf even[ALONE_VECS] = {0}, odd[ALONE_VECS] = {0};
     size_t key = 0;
     for (; key + 2 <= n; key += 2) {
         add_row(dtype, even, weight[key], v, key * d + i, vecs, tail);
@@ -105,14 +111,14 @@ static inline __attribute__((always_inline)) void weighted_sums(bml_dtype dtype,
                                                                 const void *v, size_t n, size_t d,
                                                                 size_t i, size_t vecs, int tail)
 {
-    vf even[QUERIES][4] = {0}, sum[QUERIES][4];
+    vf even[QUERIES][TOGETHER_VECS] = {0}, sum[QUERIES][TOGETHER_VECS];
     for (size_t parity = 0; parity < 2; parity++) {
         for (size_t t = 0; t < QUERIES; t++)
             for (size_t c = 0; c < vecs; c++)
                 sum[t][c] = (vf){0};
         size_t key = parity;
         for (; key < n; key += 2) {
-            vf row[4];
+            vf row[TOGETHER_VECS];
             for (size_t c = 0; c < vecs; c++) {
                 size_t at = key * d + i + c * VL;
                 bool partial = tail && c + 1 == vecs;
@@ -158,14 +164,15 @@ static inline __attribute__((always_inline)) void queries_of(bml_dtype dtype, si
     for (size_t t = 0; t < queries; t++)
         norm[t] = KERNEL(exp_row)(scores.at + t * scores.stride, n + t);
     for (size_t i = 0; i < d;) {
-        size_t vecs = i + 4 * VL <= d ? 4 : 1;
+        size_t most = queries == 1 ? ALONE_VECS : TOGETHER_VECS;
+        size_t vecs = i + most * VL <= d ? most : 1;
         int tail = d - i < VL ? (int)(d - i) : 0;
-        if (queries == 1 && vecs == 4)
-            weighted_sum(dtype, out.at, scores.at, norm[0], v, n, d, i, 4, 0);
+        if (queries == 1 && vecs == ALONE_VECS)
+            weighted_sum(dtype, out.at, scores.at, norm[0], v, n, d, i, ALONE_VECS, 0);
         else if (queries == 1)
             weighted_sum(dtype, out.at, scores.at, norm[0], v, n, d, i, 1, tail);
-        else if (vecs == 4)
-            weighted_sums(dtype, out, scores, norm, v, n, d, i, 4, 0);
+        else if (vecs == TOGETHER_VECS)
+            weighted_sums(dtype, out, scores, norm, v, n, d, i, TOGETHER_VECS, 0);
         else
             weighted_sums(dtype, out, scores, norm, v, n, d, i, 1, tail);
         i += vecs * VL;
