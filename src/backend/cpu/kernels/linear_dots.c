@@ -136,7 +136,7 @@ static inline __attribute__((always_inline)) void run(const job *j, bml_dtype dt
                 size_t n_outs = n - part < TILE_OUTS ? n - part : TILE_OUTS, share = 0;
                 for (size_t t = first; t < tiled; t += tokens, share++) {
                     tokens = tile_tokens(last - t);
-                    if (tokens == TILE_TOKENS)
+                    if (TILE_TOKENS != 3 || tokens == TILE_TOKENS)
                         tile(j, dtype, TILE_TOKENS, n_outs, share, shares, t, o + part);
                     else
                         tile(j, dtype, 2, n_outs, share, shares, t, o + part);
