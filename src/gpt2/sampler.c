@@ -267,7 +267,7 @@ bml_status bml_sample(const bml_sampling *s, const float *logits, int n_tokens,
     size_t maxima = draws ? (size_t)n_blocks(n_tokens) : 0;
     size_t bytes = (draws ? n * sizeof(candidate) : 0) + maxima * sizeof(float) +
                    (penalty ? n * (sizeof(float) + sizeof(uint8_t)) : 0);
-    candidate *c = bytes ? bml_realloc(NULL, 1, bytes) : NULL; /* nothing of it needs zeros but: */
+    candidate *c = bytes ? bml_realloc(NULL, 1, bytes) : NULL; /* written before it is read */
     if (bytes && !c)
         return bml_fail_memory(err, bytes, "sampling");
     float *scratch = (float *)(c + (draws ? n : 0));

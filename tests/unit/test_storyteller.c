@@ -233,7 +233,7 @@ static void expect_valid(bool special, bool whole, size_t most)
 static void test_perplexity_of_the_beginning(void **state)
 {
     (void)state;
-    expect_valid(false, false, TEST_SANITIZED ? 1 : 2);
+    expect_valid(false, false, 2);
 }
 
 static void test_special_tokens_in_text(void **state)

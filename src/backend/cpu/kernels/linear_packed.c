@@ -24,7 +24,7 @@ enum {
     FEW_TOKENS = 2,
     TILES = 1,
 #endif
-    UNROLLED = VL == 16 ? 16 : 2,     /* rows */
+    UNROLLED = VL == 16 ? 16 : 2,     /* rows; more than 2 do not leave 16 registers to the sums */
     BLOCKED_TOKENS = 2 * MOST_TOKENS, /* from so many on */
     TOKEN_BYTES = 512 << 10,          /* of these in the second-level cache */
     AHEAD_BYTES = 4096                /* how far ahead of a single token's stream memory is asked */
