@@ -176,8 +176,7 @@ static bool came(const bml_cuda_plan *p, const bml_cuda_share *s, int which, int
     return in->bytes == 4 * n && in->bytes == bml_cuda_inbox_bytes(p, s, which, true);
 }
 
-/* What share(), project_heads(), attend() and expand() send in each cluster, thread after thread.
- */
+/* What project_heads(), attend() and expand() send in each cluster, thread after thread. */
 static void check_inboxes(const bml_cuda_plan *p)
 {
     int d = p->head_dim, sharing = THREADS / d, pitch = bml_cuda_state_pitch(d);
@@ -185,14 +184,6 @@ static void check_inboxes(const bml_cuda_plan *p)
     for (int cluster = 0; cluster < p->n_clusters; cluster++) {
         for (int rank = 0; rank < CLUSTER; rank++)
             s[rank] = bml_cuda_share_of(p, cluster * CLUSTER + rank);
-
-        clear_inboxes();
-        for (int from = 0; from < CLUSTER; from++)
-            for (int t = 0; t < THREADS; t++)
-                for (int i = 0; i < CLUSTER / 4 && t / 4 < TILE * s[from].slice_tiles / 4; i++)
-                    deliver(t % 4 + 4 * i, TILE * s[from].slice_first + t / 4 * 4, 4);
-        for (int rank = 0; rank < CLUSTER; rank++)
-            EXPECT(p, came(p, &s[rank], BML_CUDA_X_IN, p->n_embd));
 
         clear_inboxes();
         for (int from = 0; from < CLUSTER; from++)
@@ -278,26 +269,14 @@ static void check_few(const bml_cuda_plan *p)
             for (int rank = 0; rank < CLUSTER; rank++)
                 s[rank] = bml_cuda_share_of(p, cluster * CLUSTER + rank);
 
-            pitch = CLUSTER * 8;
-            for (int from = 0; from < CLUSTER; from++)
-                for (int warp = 0; warp < n; warp++)
-                    for (int lane = 0; lane < CLUSTER; lane++)
-                        deliver_few(lane, warp * pitch + from * 8, 8);
-            for (int rank = 0; rank < CLUSTER; rank++)
-                EXPECT(p, came_few(p, &s[rank], BML_CUDA_X_IN, n, n, pitch, pitch));
-
             pitch = 2 * bml_cuda_few_pitch(p->n_embd);
-            for (int from = 0; from < CLUSTER; from++)
-                for (int warp = 0; warp < n; warp++)
-                    for (int lane = 0; lane < 32; lane++) {
-                        int rounds = (TILE * s[from].slice_tiles / 4 - lane / 4 + 7) / 8;
-                        for (int j = 0; j < rounds; j++)
-                            for (int i = 0; i < CLUSTER / 4; i++)
-                                deliver_few(lane % 4 + 4 * i,
-                                            warp * pitch + 2 * (TILE * s[from].slice_first +
-                                                                lane / 4 * 4 + 32 * j),
-                                            8);
-                    }
+            int quads = p->n_embd / 4 / BML_CUDA_WARPS;
+            for (int from = 0; from < n; from++)
+                for (int warp = 0; warp < BML_CUDA_WARPS; warp++)
+                    for (int quad = 0; quad < quads; quad++)
+                        for (int i = 0; i < CLUSTER / 2; i++)
+                            deliver_few(quad % 2 * (CLUSTER / 2) + i,
+                                        from * pitch + 16 * ((warp * quads + quad) / 2), 16);
             for (int rank = 0; rank < CLUSTER; rank++)
                 EXPECT(p, came_few(p, &s[rank], BML_CUDA_NORMED_IN, n, n, pitch, 2 * p->n_embd));
 

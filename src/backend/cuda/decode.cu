@@ -6,24 +6,25 @@
  * ring in shared memory, in the order of the pass, layers ahead of what is being computed: reading
  * weights, or keys and values, never waits for activations (kernels/ring.cuh). The other warps
  * compute. Within a cluster blocks send what they have to each other's shared memory
- * (kernels/cluster.cuh). Clusters hand each other sums through global memory, in words that say for
- * themselves that they are there (kernels/exchange.cuh); there is no barrier across clusters. Per
- * layer, for a cluster with heads:
+ * (kernels/cluster.cuh). What clusters add to x they add up in global memory, in words that say for
+ * themselves that they are complete (kernels/exchange.cuh); there is no barrier across clusters.
+ * Per layer, for a cluster with heads:
  *
- *   x         every block sums up a part of x, all clusters' parts of it, and sends it to all; norm
+ *   x         every block waits for what was added to x; norm
  *   qkv       rows of the cluster's heads; sent to all blocks of the cluster
  *   attend    with many keys each block a run of them; what it gives is sent to all
- *   project   columns of the cluster's heads, a share of the rows   -> parts of x
+ *   project   columns of the cluster's heads, a share of the rows   -> added to x
  *   x         as above
  *   expand    rows of the block's hidden units; sent to all
- *   contract  columns of the cluster's hidden units, a share of the rows -> parts of x
+ *   contract  columns of the cluster's hidden units, a share of the rows -> added to x
  *
  * So a layer waits twice for other clusters, where five products one after the other would have to
  * five times. A cluster without heads has x, expand and contract.
  *
- * Parts are written again two layers later. By then all have read them: a layer's x needs what
- * every cluster made of the layer before. The same holds for what is sent within a cluster, whose
- * inboxes are used once a layer (x twice, but all blocks' parts of the second need the first).
+ * There are two sums of each element of x, one for each product that adds to it, so that nobody
+ * adds to one before all have seen what the last layer added: that needs what every cluster added
+ * to the other. The same holds for what is sent within a cluster, whose inboxes are used once a
+ * layer.
  *
  * Every layer runs through nearly all of the code once, so that what counts is how many
  * instructions a warp has, not what they do: warps do again what others do too where that saves a
@@ -49,7 +50,6 @@ __device__ static run keys_of(const arguments &p, int rank)
 
 /* A block's shared memory, as its parts are called below. */
 struct memory_map {
-    float *x;        /* [n_embd], sent */
     float *qkv;      /* [3 n_heads head_dim], sent */
     float *states;   /* [n_heads][CLUSTER][head_dim + 8], sent: v, the largest score, the sum */
     float *hidden;   /* [units of the cluster], sent, and zeros up to [p.hidden] */
@@ -57,7 +57,7 @@ struct memory_map {
     float *partial;  /* [MAX_TILES][PARTIAL] */
     float *found;    /* [2048 / head_dim][head_dim + 8]; other sums of warps */
     float *ends;     /* [2][32] largest scores and sums that belong to FOUND */
-    float *moments;  /* [WARPS][2] */
+    float2 *moments; /* [WARPS]: means of x, and sums of squared deviations */
     char *taken;     /* [WARPS][MAX_EACH][256] */
     char *zeros;     /* [MAX_EACH][256] */
     qkv_row *rows;   /* [TILE qkv_tiles] */
@@ -67,23 +67,19 @@ struct memory_map {
 template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD>
 struct worker : computing_warp<F, N_EMBD> {
     typedef computing_warp<F, N_EMBD> base;
-    using base::attend_heads, base::CHUNKS, base::complete, base::has, base::head_dim, base::lane,
-        base::most, base::n_embd, base::p, base::plan, base::r, base::s, base::slice, base::SLICE,
-        base::slice_first, base::slice_tiles, base::sum_projection, base::TILES, base::warp;
+    using base::adding, base::attend_heads, base::chunks, base::CHUNKS, base::complete, base::has,
+        base::head_dim, base::lane, base::most, base::n_embd, base::p, base::plan, base::r, base::s,
+        base::slice, base::SLICE, base::slice_first, base::slice_tiles, base::sum_projection,
+        base::sums_of, base::TILES, base::warp;
     using typename base::format;
 
     const memory_map &m;
-    inbox x_in, qkv_in, states_in, hidden_in;
-    int quad, of4; /* quad, of this block's part of x: four lanes', and which lane */
-    uint32_t own_base, bases[2], peer_base; /* of shared memory: here, in blocks of4 and of4 + 4,
-                                               and in block WARP */
-    char *taken;                            /* the warp's */
-    float4 x;                               /* the quad's */
-
-    __device__ __forceinline__ bool has_x() const
-    {
-        return quad < slice() / 4;
-    }
+    inbox qkv_in, states_in, hidden_in;
+    uint32_t own_base, peer_base;                  /* of shared memory: here, and in block WARP */
+    char *taken;                                   /* the warp's */
+    float2 x[CHUNKS];                              /* of each of the warp's chunks two elements */
+    ulonglong2 last[2][CHUNKS];                    /* what sums of these were */
+    float2 norm_weight[CHUNKS], norm_bias[CHUNKS]; /* of the next norm */
 
     /* Where most warps have one, all work on one, some on their first one again: waiting for each
      * other costs more than the work. */
@@ -92,114 +88,95 @@ struct worker : computing_warp<F, N_EMBD> {
         return N_EMBD && i * WARPS + WARPS / 2 <= most / CHUNK ? true : has(i);
     }
 
-    __device__ __forceinline__ int chunk_at(int i) const
+    /* Where the lane's elements of it are. */
+    __device__ __forceinline__ int element(int i) const
     {
-        return has(i) ? i * WARPS * CHUNK : 0;
+        return CHUNK * (has(i) ? warp + i * WARPS : warp) + 2 * lane;
     }
 
     /* ---- x ---- */
 
-    /* Sends the quad's x to all blocks of the cluster. */
-    __device__ __forceinline__ void share()
+    /* Asks for what the next norm needs. */
+    __device__ __forceinline__ void ask_for_norm(int layer, int which)
     {
-        uint32_t at = shared_address(m.x + slice_first() + 4 * quad) - own_base;
+        const float *weight = p.vectors.data + layer * p.vectors.layer + 2 * which * n_embd;
 #pragma unroll
-        for (int i = 0; i < CLUSTER / 4; i++)
-            send_to(bases[i] + at, x, bases[i] + x_in.barrier - own_base);
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i)) {
+                norm_weight[i] = __ldg((const float2 *)(weight + element(i)));
+                norm_bias[i] = __ldg((const float2 *)(weight + n_embd + element(i)));
+            }
     }
 
     __device__ __forceinline__ void embed()
     {
-        if (has_x()) {
-            int i = slice_first() / 4 + quad;
-            int token = p.from ? max(*p.from, 0) : p.token[0]; /* -1 fails the pass before */
-            x = add4(embedding_at(p.wte, p.wte_format, n_embd, token, i),
-                     embedding_at(p.wpe, p.wpe_format, n_embd, p.position[0], i));
-            if (s.n_heads)
-                share();
-        }
-        __syncwarp();
+        int token = p.from ? max(*p.from, 0) : p.token[0]; /* -1 fails the pass before */
+        ask_for_norm(0, 0);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i)) {
+                int quad = element(i) / 4;
+                float4 four = add4(embedding_at(p.wte, p.wte_format, n_embd, token, quad),
+                                   embedding_at(p.wpe, p.wpe_format, n_embd, p.position[0], quad));
+                x[i] = lane % 2 ? make_float2(four.z, four.w) : make_float2(four.x, four.y);
+            }
     }
 
     /* Adds what all clusters have of a product to x. */
-    __device__ __forceinline__ void add_product(int layer, int matrix, uint32_t use, bool to_all)
+    __device__ __forceinline__ void add_product(int layer, int matrix, bool)
     {
-        if (8 * warp >= slice() / 4)
-            return;
-        const float *constants =
-            p.vectors.data + layer * p.vectors.layer + slice_first() + 4 * quad;
-        const float *parts = parts_of(matrix == PROJECT ? p.out.project : p.out.contract, use);
-        int n_parts = matrix == PROJECT ? min(plan.n_head, plan.n_clusters) : plan.n_clusters;
-        float4 bias = {}, scale = make_float4(1, 1, 1, 1), sum = {};
-        if (has_x()) {
-            bias = __ldg((const float4 *)(constants + p.vectors.bias[matrix]));
-            if (F == BML_WEIGHTS_Q4)
-                scale = __ldg((const float4 *)(constants + p.vectors.row_scale[matrix]));
-            sum = get_sum(parts + 4 * of4 * n_embd + slice_first() + 4 * quad, n_embd,
-                          n_parts - 4 * of4, tag_of(use));
-        }
-        __syncwarp();
-        sum = sum_of_four(sum);
-        x = F == BML_WEIGHTS_Q4 ? fma4(scale, sum, add4(bias, x)) : add4(sum, add4(bias, x));
-        if (has_x() && to_all)
-            share();
-        __syncwarp();
-    }
-
-    __device__ __forceinline__ float *parts_of(float *all, uint32_t use) const
-    {
-        return all + (use & 1) * n_embd * PARTS;
-    }
-
-    /* Waits for all of x, and gives the warp's chunks of its norm. */
-    template <class Format>
-    __device__ __forceinline__ void norm(typename Format::row_x (&out)[CHUNKS], int layer,
-                                         int which)
-    {
-        const float *weight = p.vectors.data + layer * p.vectors.layer + 2 * which * n_embd;
-        float2 w[CHUNKS], b[CHUNKS], v[CHUNKS];
-        int first = CHUNK * warp + 2 * lane;
+        const float *biases = p.vectors.data + layer * p.vectors.layer + p.vectors.bias[matrix];
+        float2 bias[CHUNKS], got[CHUNKS];
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i))
+                bias[i] = __ldg((const float2 *)(biases + element(i)));
+        ask_for_norm(layer + (matrix == CONTRACT), matrix == PROJECT);
+        this->await_first_sum(matrix, 0, last[matrix == CONTRACT][0].x);
+        get_sums(
+            got, last[matrix == CONTRACT], sums_of(matrix, 0),
+            [&](int i) { return works_on(i) ? element(i) : -1; }, adding(matrix));
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++)
             if (works_on(i)) {
-                w[i] = __ldg((const float2 *)(weight + first + chunk_at(i)));
-                b[i] = __ldg((const float2 *)(weight + n_embd + first + chunk_at(i)));
+                x[i].x += bias[i].x + got[i].x;
+                x[i].y += bias[i].y + got[i].y;
             }
-        x_in.wait();
-        /* Deviations from any element have no more than sqrt(n_embd) deviations to cancel. */
-        float pivot = m.x[0], sum = 0, squares = 0;
+    }
+
+    /* Gives the warp's chunks of x's norm. */
+    template <class Format>
+    __device__ __forceinline__ void norm(typename Format::row_x (&out)[CHUNKS])
+    {
+        /* Deviations from any element have no more than sqrt(n) deviations to cancel. */
+        float pivot = __shfl_sync(~0u, x[0].x, 0), sum = 0, squares = 0;
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++)
             if (works_on(i)) {
-                float2 u = *(const float2 *)(m.x + first + chunk_at(i));
-                v[i] = make_float2(u.x - pivot, u.y - pivot);
-                sum += has(i) ? v[i].x + v[i].y : 0;
-                squares += has(i) ? fmaf(v[i].x, v[i].x, v[i].y * v[i].y) : 0;
+                float a = x[i].x - pivot, b = x[i].y - pivot;
+                sum += has(i) ? a + b : 0;
+                squares += has(i) ? fmaf(a, a, b * b) : 0;
             }
 #pragma unroll
         for (int step = 16; step; step /= 2) {
             sum += __shfl_xor_sync(~0u, sum, step);
             squares += __shfl_xor_sync(~0u, squares, step);
         }
+        auto of_warp = [&](int w) { return (float)((chunks - w + WARPS - 1) / WARPS * CHUNK); };
+        float off = __fdividef(sum, of_warp(warp));
         if (lane == 0)
-            ((float2 *)m.moments)[warp] = make_float2(sum, squares);
+            m.moments[warp] = warp < chunks ? make_float2(pivot + off, fmaf(-sum, off, squares))
+                                            : make_float2(0, 0);
         wait_for_warps();
-        sum = squares = 0;
-#pragma unroll
-        for (int i = 0; i < WARPS / 2; i++) {
-            float4 two = ((const float4 *)m.moments)[i];
-            sum += two.x + two.z;
-            squares += two.y + two.w;
-        }
-        float mean = sum * p.inverse_embd;
-        float variance = squares * p.inverse_embd - mean * mean;
-        float scale = rsqrtf((variance < 0 ? 0 : variance) + p.epsilon);
+        float2 moments = joined_moments(m.moments, of_warp, p.inverse_embd);
+        float mean = moments.x, scale = rsqrtf(moments.y + p.epsilon);
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++)
             if (works_on(i)) {
-                v[i] = make_float2(fmaf((v[i].x - mean) * scale, w[i].x, b[i].x),
-                                   fmaf((v[i].y - mean) * scale, w[i].y, b[i].y));
-                Format::keep(out[i], taken + i * 256, v[i]);
+                float2 w = norm_weight[i], b = norm_bias[i];
+                Format::keep(out[i], taken + i * 256,
+                             make_float2(fmaf((x[i].x - mean) * scale, w.x, b.x),
+                                         fmaf((x[i].y - mean) * scale, w.y, b.y)));
             }
         __syncwarp();
         const char *share = Format::share_of(taken, m.zeros);
@@ -244,7 +221,7 @@ struct worker : computing_warp<F, N_EMBD> {
         int n = TILE * s.qkv_tiles;
         float bias = lane < n ? __ldg(biases + m.rows[lane].row) : 0;
         typename format::row_x v[CHUNKS];
-        norm<format>(v, layer_number, 0);
+        norm<format>(v);
         keep_rows<format>(v, s.qkv_tiles, m.partial);
         wait_for_warps();
         uint32_t to = shared_address(m.qkv + TILE * s.qkv_first) - own_base + peer_base;
@@ -330,9 +307,10 @@ struct worker : computing_warp<F, N_EMBD> {
 
     /* ---- what a cluster adds to x ---- */
 
-    __device__ __forceinline__ void project(uint32_t use)
+    __device__ __forceinline__ void project(int layer)
     {
         typename format::sums sum[TILES];
+        row_scales scales = scales_of(layer, PROJECT);
         sum_projection(sum, [&](int part) {
             typename format::row_x v;
             format::keep(v, taken, ((const float2 *)(m.few + part * CHUNK))[lane]);
@@ -340,20 +318,49 @@ struct worker : computing_warp<F, N_EMBD> {
             format::take(v, format::share_of(taken, m.zeros));
             return v;
         });
-        put_sums(p.out.project, use, [&](int i) { return sum[i].result(); });
+        add_sums(PROJECT, scales, [&](int i) { return sum[i].result(); });
     }
 
-    /* The warp's tiles of what the cluster adds to x go to where all clusters look. */
-    template <class Sum> __device__ __forceinline__ void put_sums(float *all, uint32_t use, Sum sum)
+    /* Of the warp's tiles of the slice the row that the lane adds: lanes 4 g and 4 g + 1 have rows
+     * 2 g and 2 g + 1. */
+    __device__ __forceinline__ int added_row(int i) const
     {
-        float *to =
-            parts_of(all, use) + s.cluster * n_embd + slice_first() + TILE * warp + lane / 2;
+        return slice_first() + TILE * (warp + i * WARPS) + lane / 4 * 2 + lane % 2;
+    }
+
+    /* What these rows' sums are to be multiplied by. */
+    struct row_scales {
+        float of[TILES];
+    };
+
+    __device__ __forceinline__ float row_scale(int layer, int matrix, int row) const
+    {
+        if (F != BML_WEIGHTS_Q4)
+            return 1;
+        return __ldg(p.vectors.data + layer * p.vectors.layer + p.vectors.row_scale[matrix] + row);
+    }
+
+    __device__ __forceinline__ row_scales scales_of(int layer, int matrix) const
+    {
+        row_scales scales;
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+            scales.of[i] =
+                warp + i * WARPS < slice_tiles(s.rank) ? row_scale(layer, matrix, added_row(i)) : 0;
+        return scales;
+    }
+
+    /* Adds the warp's tiles of what the cluster has to the sums of all clusters. */
+    template <class Sum>
+    __device__ __forceinline__ void add_sums(int matrix, const row_scales &scales, Sum sum)
+    {
 #pragma unroll
         for (int i = 0; i < TILES; i++)
             if (warp + i * WARPS < slice_tiles(s.rank)) {
                 float2 v = sum(i);
-                if (lane % 4 == 0)
-                    put(to + i * WARPS * TILE, v, tag_of(use));
+                float other = __shfl_up_sync(~0u, v.y, 1), mine = lane % 2 ? other : v.x;
+                if (lane % 4 < 2)
+                    add_to(sums_of(matrix, 0) + added_row(i), mine * scales.of[i]);
             }
     }
 
@@ -365,7 +372,7 @@ struct worker : computing_warp<F, N_EMBD> {
         int n = HIDDEN * s.hidden_tiles;
         float bias = lane < n ? __ldg(biases + lane) : 0;
         typename format::row_x v[CHUNKS];
-        norm<format>(v, layer, 1);
+        norm<format>(v);
         keep_rows<format>(v, s.hidden_tiles, m.partial);
         wait_for_warps();
         uint32_t peer = peer_base - own_base;
@@ -383,20 +390,20 @@ struct worker : computing_warp<F, N_EMBD> {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void contract(uint32_t use)
+    __device__ __forceinline__ void contract(int layer)
     {
         if (s.clusters_tiles)
             hidden_in.wait();
         if constexpr (format::half_width && N_EMBD > 1280)
-            contract_rows(use);
+            contract_rows(layer);
         else
-            contract_units(use);
+            contract_units(layer);
         __syncwarp();
     }
 
     /* Of the slice's tiles of rows the warp's, as of the projection: little comes behind the last
      * weights, which large models wait for. */
-    __device__ __forceinline__ void contract_rows(uint32_t use)
+    __device__ __forceinline__ void contract_rows(int layer)
     {
         constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
         typename format::sums sum[TILES];
@@ -422,17 +429,19 @@ struct worker : computing_warp<F, N_EMBD> {
             }
             this->release(1);
         }
-        put_sums(p.out.contract, use, [&](int i) { return sum[i].result_of_columns(); });
+        add_sums(CONTRACT, scales_of(layer, CONTRACT),
+                 [&](int i) { return sum[i].result_of_columns(); });
     }
 
     /* A warp has every WARPSth of the cluster's tiles of hidden units, or of pairs of them, for all
      * of the slice's rows: the least code, and what it makes of units it makes once. */
-    __device__ __forceinline__ void contract_units(uint32_t use)
+    __device__ __forceinline__ void contract_units(int layer)
     {
         constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
         constexpr int each = format::pairs ? 2 : 1, pitch = TILE * SLICE;
         typename format::sums sum[SLICE];
-        int n = slice_tiles(s.rank), i = threadIdx.x;
+        int n = slice_tiles(s.rank), i = threadIdx.x, row = slice_first() + i;
+        float scale = i < slice() ? row_scale(layer, CONTRACT, row) : 0;
 #pragma unroll 1
         for (int stage = 0; stage < s.clusters_tiles; stage += stage_tiles) {
             int mine = (warp - stage / each) & (WARPS - 1), k = stage + mine * each;
@@ -462,30 +471,29 @@ struct worker : computing_warp<F, N_EMBD> {
                     *(float2 *)(to + j * TILE) = v;
             }
         wait_for_warps();
-        if (i < slice() / 4) {
-            float4 v = make_float4(0, 0, 0, 0);
+        if (i < slice()) {
+            float v = 0;
 #pragma unroll
             for (int w = 0; w < WARPS; w++)
-                v = add4(((const float4 *)m.found)[w * (pitch / 4) + i], v);
-            put(parts_of(p.out.contract, use) + s.cluster * n_embd + slice_first() + 4 * i, v,
-                tag_of(use));
+                v += m.found[w * pitch + i];
+            add_to(sums_of(CONTRACT, 0) + row, v * scale);
         }
     }
 
     /* ---- the head ---- */
 
     /* Joins the candidates of threads and blocks. */
-    __device__ __forceinline__ void choose(candidate mine, uint32_t tag)
+    __device__ __forceinline__ void choose(candidate mine)
     {
         int i = threadIdx.x;
         mine = best_of_block(mine);
         if (i == 0)
-            put(p.out.best + blockIdx.x * RECORD, record_of(mine), tag);
+            put(p.out.best + blockIdx.x, record_of(mine));
         if (blockIdx.x > 0)
             return;
-        mine = {-INFINITY, NO_ID};
-        if (i < gridDim.x)
-            mine = candidate_of(get(p.out.best + i * RECORD, tag));
+        uint4 record[1];
+        get(record, p.out.best + i, 0, i < gridDim.x);
+        mine = i < gridDim.x ? candidate_of(record[0]) : candidate{-INFINITY, NO_ID};
         __syncwarp();
         mine = best_of_block(mine);
         if (i == 0)
@@ -511,7 +519,7 @@ struct worker : computing_warp<F, N_EMBD> {
         typedef unit_format<HEAD> format;
         candidate mine = {-INFINITY, NO_ID};
         typename format::row_x v[CHUNKS];
-        norm<format>(v, p.n_layer, 0);
+        norm<format>(v);
         float *partial = m.partial, *other = m.found;
 #pragma unroll 1
         for (int tile = 0; tile < s.vocab_tiles; tile += MAX_TILES) {
@@ -532,7 +540,7 @@ struct worker : computing_warp<F, N_EMBD> {
             other = last;
         }
         if (p.n_valid)
-            choose(mine, (p.best_use + 1) & 1);
+            choose(mine);
     }
 };
 
@@ -567,16 +575,15 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     meet_cluster();
     if (threadIdx.x < COMPUTE) {
         memory_map m;
-        m.x = (float *)(barriers + 2 * p.n_stages + BML_CUDA_INBOXES);
-        m.qkv = m.x + plan.n_embd;
+        m.qkv = (float *)(barriers + 2 * p.n_stages + BML_CUDA_INBOXES + 1);
         m.states = m.qkv + s.n_heads * 3 * plan.head_dim;
         m.few = m.qkv + p.inbox_bytes / 4;
         m.hidden = m.few + p.few;
         m.partial = m.hidden + p.hidden;
         m.found = m.partial + MAX_TILES * PARTIAL;
         m.ends = m.found + FOUND;
-        m.moments = m.ends + 64;
-        m.taken = (char *)(m.moments + 2 * WARPS);
+        m.moments = (float2 *)(m.ends + 64);
+        m.taken = (char *)(m.moments + WARPS);
         m.zeros = m.taken + WARPS * MAX_EACH * 256;
         m.best = (candidate *)(m.zeros + MAX_EACH * 256);
         m.rows = (qkv_row *)(m.best + WARPS);
@@ -592,20 +599,21 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
         worker<F, HEAD, N_EMBD> w = {
             {shape<N_EMBD>(plan), p, plan, s, r, warp, lane},
             m,
-            {inboxes + 8 * BML_CUDA_X_IN, bytes[BML_CUDA_X_IN], 0},
             {inboxes + 8 * BML_CUDA_QKV_IN, bytes[BML_CUDA_QKV_IN], 0},
             {inboxes + 8 * BML_CUDA_STATES_IN, bytes[BML_CUDA_STATES_IN], 0},
             {inboxes + 8 * BML_CUDA_HIDDEN_IN, bytes[BML_CUDA_HIDDEN_IN], 0},
-            (int)threadIdx.x / 4,
-            lane % 4,
             base,
-            {address_in(base, lane % 4), address_in(base, lane % 4 + 4)},
             address_in(base, warp),
             m.taken + warp * MAX_EACH * 256,
+            {},
+            {},
+            {},
             {}};
         run_pass(w);
-    } else if (threadIdx.x == COMPUTE) {
-        fill<F, HEAD, N_EMBD, 2, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank));
+    } else {
+        clear_next(p.out);
+        if (threadIdx.x == COMPUTE)
+            fill<F, HEAD, N_EMBD, 2, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank), 1);
     }
     __syncwarp();
     meet_cluster(); /* nobody leaves while another may still send to it */

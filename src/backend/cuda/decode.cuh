@@ -22,8 +22,8 @@ enum {
     FEW = BML_CUDA_FEW,                  /* tokens that are one launch */
     KEYS_OF_ALL = 128,     /* so many keys every block of a cluster looks at, more are shared out */
     KEYS = 64,             /* that a stage of the ring has room for */
+    SIXTEEN = 16,          /* keys that are the rows of a matrix instruction */
     FOUND = 32 * (64 + 8), /* floats of the softmaxes on their way of all warps */
-    RECORD = 4,            /* words of a candidate for argmax */
 };
 
 /* Floats between tiles' sums of each warp: [WARPS][TILE], and the next tile in other banks. */
@@ -44,10 +44,14 @@ struct vectors {
     int layer, bias[N_MATRICES], row_scale[N_MATRICES]; /* in floats */
 };
 
-/* Device memory through which clusters talk. Parts are [2][PARTS][n_tokens][n_embd]: what every
- * cluster has of each sum, for layers with even and odd numbers. */
+/* Device memory through which clusters talk, all zeros before the launch, and what the next launch
+ * will have for it, which this one clears. */
 struct exchange {
-    float *project, *contract, *best;
+    uint64_t *sums; /* [2][FEW][n_embd]: what clusters add to x, with the projection and the fourth
+                       product; see kernels/exchange.cuh */
+    uint4 *best;    /* [FEW][blocks]: candidates */
+    uint4 *next;
+    int quads; /* of 16 bytes */
 };
 
 /* A row of the first product: which one, and where it goes in a cached token; -1: q. */
@@ -74,7 +78,6 @@ struct arguments {
     const int32_t *from; /* device memory that has the tokens; NULL: they are TOKEN */
     bool want_row;
     exchange out;
-    uint32_t use, best_use; /* layers and argmaxes that all launches before have run */
     int n_valid;
     float *logits;
     int32_t *ids, *host_id[FEW];
@@ -111,6 +114,13 @@ BML_CUDA_BOTH static constexpr int abreast_for(int n_embd)
 BML_CUDA_BOTH static constexpr int key_stages_for(int n_embd)
 {
     return n_embd > 768 ? 1 : 2;
+}
+
+/* Keys of 16 bits in a stage where matrix units see them, for up to FEW tokens: what the room of a
+ * tile's units has room for. */
+BML_CUDA_BOTH static constexpr int keys_for(int n_embd)
+{
+    return n_embd / (2 * CHUNK) * key_stages_for(n_embd) / 2 * SIXTEEN;
 }
 
 template <bml_weight_format F> struct format_tag {

@@ -30,10 +30,11 @@ struct inbox {
     }
 };
 
-/* The tag of what clusters hand each other in a use of their buffer. */
-__device__ __forceinline__ static uint32_t tag_of(uint32_t use)
+/* Clears what the next launch exchanges, by all threads of a block's warp that fills the ring. */
+__device__ __forceinline__ static void clear_next(const exchange &e)
 {
-    return use >> 1 & 1;
+    for (int i = blockIdx.x * 32 + threadIdx.x % 32; i < e.quads; i += gridDim.x * 32)
+        e.next[i] = uint4{};
 }
 
 /* All of a launch, by one of its computing warps. */
@@ -44,17 +45,16 @@ template <class Worker> __device__ __forceinline__ static void run_pass(Worker &
     w.embed();
 #pragma unroll 1
     for (int i = 0; i < p.n_layer; i++) {
-        uint32_t use = p.use + i;
         if (attends) {
             layer l = p.layers[i];
             w.project_heads(i, l);
             w.attend(l);
-            w.project(use);
+            w.project(i);
         }
-        w.add_product(i, PROJECT, use, true);
+        w.add_product(i, PROJECT, true);
         w.expand(i);
-        w.contract(use);
-        w.add_product(i, CONTRACT, use, i + 1 < p.n_layer ? attends : p.want_row);
+        w.contract(i);
+        w.add_product(i, CONTRACT, i + 1 < p.n_layer ? attends : p.want_row);
     }
     if (p.want_row)
         w.head();
@@ -70,19 +70,35 @@ __device__ __forceinline__ static qkv_row qkv_row_of(const arguments &p, const b
     return {row, row < plan.n_embd ? -1 : head * p.n_ctx * plan.head_dim + e % plan.head_dim};
 }
 
-/* A candidate as a record, which carries tags: a logit's 32 bits, all of which count, go in halves.
- */
-__device__ static float4 record_of(candidate c)
+/* A candidate as a record. */
+__device__ static uint4 record_of(candidate c)
 {
-    uint32_t bits = __float_as_uint(c.logit);
-    return make_float4(__uint_as_float(bits >> 16 << 1), __uint_as_float((bits & 0xffff) << 1),
-                       __uint_as_float((uint32_t)c.id << 1), 0);
+    return make_uint4((uint32_t)c.id << 1, __float_as_uint(c.logit), 0, 0);
 }
 
-__device__ static candidate candidate_of(float4 record)
+__device__ static candidate candidate_of(uint4 record)
 {
-    uint32_t bits = __float_as_uint(record.x) >> 1 << 16 | __float_as_uint(record.y) >> 1;
-    return {__uint_as_float(bits), (int)__float_as_uint(record.z) >> 1};
+    return {__uint_as_float(record.y), (int)record.x >> 1};
+}
+
+/* Moments of what the warps of a block have together: N[w] elements of warp W, with this mean and
+ * this sum of squared deviations from it. ONE is 1 over all of them. Returns mean and variance. */
+template <class Count>
+__device__ __forceinline__ static float2 joined_moments(const float2 *of_warps, Count n, float one)
+{
+    float2 of[WARPS];
+    float mean = 0, squares = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        of[w] = of_warps[w];
+        mean = fmaf(of[w].x, n(w) * one, mean);
+    }
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        float off = of[w].x - mean;
+        squares += fmaf(off * off, n(w), of[w].y);
+    }
+    return make_float2(mean, squares < 0 ? 0 : squares * one);
 }
 
 /* The widths that most of the arithmetic depends on, known when compiling; 0: not before, but no
@@ -147,6 +163,27 @@ template <bml_weight_format F, int N_EMBD> struct computing_warp : shape<N_EMBD>
     __device__ __forceinline__ bool has(int i) const
     {
         return N_EMBD && (i + 1) * WARPS <= most / CHUNK ? true : warp + i * WARPS < chunks;
+    }
+
+    /* What clusters add to token T's x. */
+    __device__ __forceinline__ uint64_t *sums_of(int matrix, int t) const
+    {
+        return p.out.sums + ((matrix == CONTRACT) * FEW + t) * n_embd;
+    }
+
+    /* How many of them do. */
+    __device__ __forceinline__ uint32_t adding(int matrix) const
+    {
+        return matrix == PROJECT ? min(plan.n_head, plan.n_clusters) : plan.n_clusters;
+    }
+
+    /* Waits until the first sum of token T is complete, LAST what it was. One warp looks for all,
+     * and at no more: looks are in the way of what they look for. */
+    __device__ __forceinline__ void await_first_sum(int matrix, int t, uint64_t last) const
+    {
+        if (warp == 0)
+            await_sum(sums_of(matrix, t), __shfl_sync(~0u, last, 0), adding(matrix));
+        wait_for_warps();
     }
 
     /* The warp has read N stages. */

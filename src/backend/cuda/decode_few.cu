@@ -5,11 +5,9 @@
  *   The second operand of the matrix units has room for eight vectors. One token takes two of them,
  *   so that next to nothing is lost; here each token has one, in the type of the weights.
  *
- *   Warp t of a block has token t, of which it has the block's slice of x. Blocks tell each other
- *   the moments of their slices, norm these, and send what matrix units will want of them to all.
- *   Vectors that stand for no token are anything: nobody looks at their products.
- *
- *   Attention: block t of a cluster has token t, and all of its keys for the cluster's heads.
+ *   Block t of a cluster has token t: its x, whose norm it sends to all as matrix units want it,
+ *   and all of its keys for the cluster's heads. Vectors that stand for no token are anything:
+ *   nobody looks at their products.
  */
 #include "backend/cuda/decode_block.cuh"
 
@@ -17,7 +15,7 @@
 
 /* A block's shared memory, as its parts are called below. */
 struct few_map {
-    float2 *moments;    /* [FEW][CLUSTER], sent: means, and sums of squared deviations */
+    float2 *moments;    /* [WARPS]: means of x, and sums of squared deviations */
     uint16_t *normed;   /* [FEW][bml_cuda_few_pitch(n_embd)], sent */
     float *qkv;         /* [3 n_heads head_dim] of the block's token, sent */
     uint16_t *attended; /* [FEW][bml_cuda_few_pitch(n_heads head_dim)], sent */
@@ -34,26 +32,37 @@ struct few_map {
 template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F, N_EMBD> {
     typedef computing_warp<F, N_EMBD> base;
     using base::attend_heads, base::CHUNKS, base::has, base::head_dim, base::KEY_STAGES, base::lane,
-        base::n_embd, base::p, base::plan, base::r, base::s, base::sharing, base::slice,
-        base::SLICE, base::slice_first, base::slice_tiles, base::sum_projection, base::TILES,
-        base::warp;
+        base::n_embd, base::p, base::plan, base::r, base::s, base::sharing, base::slice_first,
+        base::slice_tiles, base::sum_projection, base::sums_of, base::TILES, base::warp,
+        base::adding;
     using typename base::format;
-    static constexpr int ROUNDS = (SLICE * TILE / 4 + 7) / 8; /* of a warp through a slice */
-    static constexpr int AT_ONCE = ROUNDS < 3 ? ROUNDS : 3;   /* as registers allow */
+    static constexpr int ROUNDS = (base::most / (4 * WARPS) + 31) / 32; /* of a warp through x */
+
+    static constexpr int LOT = 4; /* stages of keys at most */
 
     const few_map &m;
-    inbox moments_in, normed_in, qkv_in, attended_in, hidden_in;
+    inbox normed_in, qkv_in, attended_in, hidden_in;
     int vector, c; /* of an operand or of sums, as unit.cuh has them: lane / 4, lane % 4 */
-    uint32_t own_base, bases[2], peer_base; /* of shared memory: here, in blocks C and C + 4, and in
-                                               block WARP */
-    float x[ROUNDS]; /* of token WARP and this block's slice: elements LANE, LANE + 32, ... */
+    uint32_t own_base, bases[CLUSTER / 2], peer_base; /* of shared memory: here, in even lanes of
+                                                         blocks 0 to 3, in odd ones of the others,
+                                                         and in block WARP */
+    float4 x[ROUNDS];               /* of token RANK: quads QUAD, QUAD + 32, ... */
+    ulonglong2 last[2][2 * ROUNDS]; /* what sums of these were */
 
-    /* How many of the rounds the lane has an element in. */
-    __device__ __forceinline__ int rounds() const
+    /* A warp's quads of x lie one behind the other. */
+    __device__ __forceinline__ int quads() const
     {
-        if constexpr (N_EMBD % (8 * 4 * CLUSTER) == 0 && N_EMBD > 0)
-            return ROUNDS;
-        return (slice() / 4 - vector + 7) / 8;
+        return n_embd / (4 * WARPS);
+    }
+
+    __device__ __forceinline__ bool has_quad(int j) const
+    {
+        return lane + 32 * j < quads();
+    }
+
+    __device__ __forceinline__ int quad(int j) const
+    {
+        return warp * quads() + lane + 32 * j;
     }
 
     __device__ __forceinline__ int normed_pitch() const
@@ -81,140 +90,109 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
 
     /* Of a norm, what the lane's elements need, asked for long before. */
     struct norm_vectors {
-        float weight[ROUNDS], bias[ROUNDS];
+        float4 weight[ROUNDS], bias[ROUNDS];
     };
 
     __device__ __forceinline__ norm_vectors vectors_of(int layer, int which) const
     {
-        const float *from =
-            p.vectors.data + layer * p.vectors.layer + 2 * which * n_embd + slice_first() + lane;
-        norm_vectors v;
+        const float4 *from =
+            (const float4 *)(p.vectors.data + layer * p.vectors.layer + 2 * which * n_embd);
+        norm_vectors v = {};
 #pragma unroll
-        for (int j = 0; j < ROUNDS; j++) {
-            v.weight[j] = j < rounds() ? __ldg(from + 32 * j) : 0;
-            v.bias[j] = j < rounds() ? __ldg(from + n_embd + 32 * j) : 0;
-        }
+        for (int j = 0; j < ROUNDS; j++)
+            if (has_quad(j)) {
+                v.weight[j] = __ldg(from + quad(j));
+                v.bias[j] = __ldg(from + n_embd / 4 + quad(j));
+            }
         return v;
     }
 
-    /* Norms the warp's x and sends it to all blocks of the cluster. */
+    /* Norms x and sends it to all blocks of the cluster. */
     __device__ __forceinline__ void share(const norm_vectors &v)
     {
         /* Deviations from any element have no more than sqrt(n) deviations to cancel. */
-        float pivot = __shfl_sync(~0u, x[0], 0), sum = 0, squares = 0;
+        float pivot = __shfl_sync(~0u, x[0].x, 0), sum = 0, squares = 0;
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++)
-            if (j < rounds()) {
-                sum += x[j] - pivot;
-                squares = fmaf(x[j] - pivot, x[j] - pivot, squares);
+            if (has_quad(j)) {
+                float4 d = add4(x[j], make_float4(-pivot, -pivot, -pivot, -pivot));
+                sum += (d.x + d.y) + (d.z + d.w);
+                squares += fmaf(d.x, d.x, d.y * d.y) + fmaf(d.z, d.z, d.w * d.w);
             }
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             sum += __shfl_xor_sync(~0u, sum, step);
             squares += __shfl_xor_sync(~0u, squares, step);
         }
-        sum *= 1.0f / slice();
-        if (lane < CLUSTER) {
-            uint32_t peer = address_in(own_base, lane) - own_base;
-            send_to(peer + shared_address(m.moments + warp * CLUSTER + s.rank),
-                    make_float2(pivot + sum, squares - sum * sum * slice()),
-                    peer + moments_in.barrier);
-        }
-        __syncwarp();
-        moments_in.wait();
-        int rank = lane % CLUSTER, n = TILE * slice_tiles(rank);
-        float2 moments = m.moments[warp * CLUSTER + rank];
-        float mean = moments.x * n;
-#pragma unroll
-        for (int step = 1; step < CLUSTER; step *= 2)
-            mean += __shfl_xor_sync(~0u, mean, step);
-        mean *= p.inverse_embd;
-        float off = moments.x - mean, variance = fmaf(off * off, n, moments.y);
-#pragma unroll
-        for (int step = 1; step < CLUSTER; step *= 2)
-            variance += __shfl_xor_sync(~0u, variance, step);
-        variance *= p.inverse_embd;
-        float scale = rsqrtf((variance < 0 ? 0 : variance) + p.epsilon);
-        uint32_t at = shared_address(m.normed + warp * normed_pitch() + slice_first() + 4 * vector);
+        float off = sum * WARPS * p.inverse_embd;
+        if (lane == 0)
+            m.moments[warp] = make_float2(pivot + off, fmaf(-sum, off, squares));
+        wait_for_warps();
+        float n = (float)(4 * quads());
+        float2 moments = joined_moments(
+            m.moments, [&](int) { return n; }, p.inverse_embd);
+        float mean = moments.x, scale = rsqrtf(moments.y + p.epsilon);
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
-            bool there = j < rounds();
-            float mine = there ? fmaf((x[j] - mean) * scale, v.weight[j], v.bias[j]) : 0;
-            float next = __shfl_xor_sync(~0u, mine, 1);
-            uint32_t two = c % 2 ? format::both(next, mine) : format::both(mine, next);
-            uint32_t other = __shfl_xor_sync(~0u, two, 2);
-            float2 four = make_float2(__uint_as_float(c < 2 ? two : other),
-                                      __uint_as_float(c < 2 ? other : two));
-            if (there)
+            float4 of = x[j], w = v.weight[j], b = v.bias[j];
+            uint32_t two = format::both(fmaf((of.x - mean) * scale, w.x, b.x),
+                                        fmaf((of.y - mean) * scale, w.y, b.y));
+            uint32_t more = format::both(fmaf((of.z - mean) * scale, w.z, b.z),
+                                         fmaf((of.w - mean) * scale, w.w, b.w));
+            /* Of eight elements each of two lanes has four, and sends all to half of the blocks. */
+            float mine[] = {__uint_as_float(two), __uint_as_float(more)};
+            float other[] = {__shfl_xor_sync(~0u, mine[0], 1), __shfl_xor_sync(~0u, mine[1], 1)};
+            float4 eight = lane % 2 ? make_float4(other[0], other[1], mine[0], mine[1])
+                                    : make_float4(mine[0], mine[1], other[0], other[1]);
+            uint32_t at = shared_address(m.normed + s.rank * normed_pitch() + quad(j) / 2 * 8);
+            if (has_quad(j))
 #pragma unroll
-                for (int i = 0; i < CLUSTER / 4; i++)
-                    send_to(bases[i] - own_base + at + j * 64, four,
+                for (int i = 0; i < CLUSTER / 2; i++)
+                    send_to(bases[i] - own_base + at, eight,
                             bases[i] - own_base + normed_in.barrier);
         }
     }
 
     __device__ __forceinline__ void embed()
     {
-        if (warp < p.n_tokens) {
-            int token =
-                p.from ? max(p.from[warp], 0) : p.token[warp]; /* -1 fails the pass before */
+        if (s.rank < p.n_tokens) {
+            int t = s.rank;
+            int token = p.from ? max(p.from[t], 0) : p.token[t]; /* -1 fails the pass before */
 #pragma unroll
             for (int j = 0; j < ROUNDS; j++)
-                if (j < rounds()) {
-                    int i = slice_first() / 4 + vector + 8 * j;
-                    float4 v = add4(embedding_at(p.wte, p.wte_format, n_embd, token, i),
-                                    embedding_at(p.wpe, p.wpe_format, n_embd, p.position[warp], i));
-                    x[j] = c < 2 ? c ? v.y : v.x : c == 2 ? v.z : v.w;
-                }
+                if (has_quad(j))
+                    x[j] = add4(embedding_at(p.wte, p.wte_format, n_embd, token, quad(j)),
+                                embedding_at(p.wpe, p.wpe_format, n_embd, p.position[t], quad(j)));
             if (s.n_heads)
                 share(vectors_of(0, 0));
         }
         __syncwarp();
     }
 
-    /* Where PART cluster's sums of token T are. */
-    __device__ __forceinline__ float *part_of(int matrix, uint32_t use, int part, int t) const
-    {
-        float *all = matrix == PROJECT ? p.out.project : p.out.contract;
-        return all + (((use & 1) * PARTS + part) * p.n_tokens + t) * n_embd;
-    }
-
-    /* Of four neighbouring lanes' sums, element C. */
-    __device__ __forceinline__ float sum_over_four(float4 v) const
-    {
-        float2 mine = c & 2 ? make_float2(v.z, v.w) : make_float2(v.x, v.y);
-        float2 others = c & 2 ? make_float2(v.x, v.y) : make_float2(v.z, v.w);
-        mine.x += __shfl_xor_sync(~0u, others.x, 2);
-        mine.y += __shfl_xor_sync(~0u, others.y, 2);
-        float one = c & 1 ? mine.y : mine.x, other = c & 1 ? mine.x : mine.y;
-        return one + __shfl_xor_sync(~0u, other, 1);
-    }
-
     /* Adds what all clusters have of a product to x, of which everybody gets the norm behind it,
      * but for the last. */
-    __device__ __forceinline__ void add_product(int layer, int matrix, uint32_t use, bool to_all)
+    __device__ __forceinline__ void add_product(int layer, int matrix, bool to_all)
     {
-        if (warp >= p.n_tokens)
+        if (s.rank >= p.n_tokens)
             return;
-        int first = slice_first() + 4 * vector;
-        const float *biases =
-            p.vectors.data + layer * p.vectors.layer + p.vectors.bias[matrix] + first + c;
+        const float4 *biases =
+            (const float4 *)(p.vectors.data + layer * p.vectors.layer + p.vectors.bias[matrix]);
         norm_vectors next = vectors_of(layer + (matrix == CONTRACT), matrix == PROJECT);
-        int n_parts = matrix == PROJECT ? min(plan.n_head, plan.n_clusters) : plan.n_clusters;
+        float4 bias[ROUNDS] = {};
+        float2 got[2 * ROUNDS] = {};
 #pragma unroll
-        for (int j = 0; j < ROUNDS; j += AT_ONCE) {
-            float bias[AT_ONCE];
-            float4 sum[AT_ONCE];
-            int n = min(rounds() - j, (int)AT_ONCE);
+        for (int j = 0; j < ROUNDS; j++)
+            if (has_quad(j))
+                bias[j] = __ldg(biases + quad(j));
+        this->await_first_sum(matrix, s.rank, last[matrix == CONTRACT][0].x);
+        get_sums(
+            got, last[matrix == CONTRACT], sums_of(matrix, s.rank),
+            [&](int i) { return has_quad(i / 2) ? 4 * quad(i / 2) + i % 2 * 2 : -1; },
+            adding(matrix));
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                bias[i] = i < n ? __ldg(biases + 32 * (j + i)) : 0;
-            get_sums(sum, part_of(matrix, use, 4 * c, warp) + first + 32 * j, 32, n,
-                     p.n_tokens * n_embd, n_parts - 4 * c, tag_of(use));
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                if (j + i < ROUNDS)
-                    x[j + i] += bias[i] + sum_over_four(sum[i]);
+        for (int j = 0; j < ROUNDS; j++) {
+            float2 a = got[2 * j], b = got[2 * j + 1];
+            x[j] = add4(add4(x[j], bias[j]), make_float4(a.x, a.y, b.x, b.y));
         }
         if (to_all)
             share(next);
@@ -242,27 +220,6 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     }
 
     /* ---- products ---- */
-
-    /* Of two neighbouring vectors' lanes, each of which has two outputs of two tokens, four of one
-     * token: TOKEN_OF_FOUR, from output FIRST_OF_FOUR on. */
-    __device__ __forceinline__ float4 four_of(float4 v) const
-    {
-        bool odd = vector % 2;
-        float a = odd ? v.x : v.y, b = odd ? v.z : v.w;
-        a = __shfl_xor_sync(~0u, a, 4);
-        b = __shfl_xor_sync(~0u, b, 4);
-        return odd ? make_float4(a, b, v.y, v.w) : make_float4(v.x, v.z, a, b);
-    }
-
-    __device__ __forceinline__ int token_of_four() const
-    {
-        return 2 * c + vector % 2;
-    }
-
-    __device__ __forceinline__ int first_of_four() const
-    {
-        return vector / 2 * 4;
-    }
 
     /* What the warp has of N tiles of rows goes to PARTIAL. */
     __device__ __forceinline__ void keep_rows(const typename format::row_x (&v)[CHUNKS], int n,
@@ -320,82 +277,121 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         __syncwarp();
     }
 
+    /* Whether the matrix units see keys. */
+    __device__ static __forceinline__ bool multiplies_keys(const arguments &p)
+    {
+        return N_EMBD > 0 && p.kv != BML_F32;
+    }
+
+    /* How many stages of keys a lot has, that is filled and waited for as one: the ring has room
+     * for two more. */
+    __device__ static __forceinline__ int lot_of(const arguments &p)
+    {
+        return multiplies_keys(p) ? max(1, min((int)LOT, p.n_stages / KEY_STAGES - 2)) : 1;
+    }
+
     /*
-     * Many keys: a warp takes sixteen of each two groups of stages. They are the rows of a matrix
-     * instruction for their scores; of their values a lane has eight elements of every fourth.
-     * Needs heads of 64, so that a stage has room for KEYS of them. K is KV's type.
+     * N of the warp's sixteens of a lot of HERE keys, which are every WARPSth, from the Ith on.
+     * They are the rows of matrix instructions for their scores; of their values a lane has eight
+     * elements of every fourth. K is KV's type.
+     *
+     * Of the halves of keys odd rows come in the other order, so that lanes read from all banks.
+     * That is why two pairs of Q's vectors have one half each, as far as the type goes and what
+     * that left: to each row's half one pair belongs.
      */
+    template <int N, bml_weight_format K, class Kv>
+    __device__ __forceinline__ void add_sixteens(softmax_state &own, float &sum,
+                                                 const uint32_t (&q)[4], int here, int i) const
+    {
+        constexpr int of_stage = keys_for(N_EMBD) / SIXTEEN;
+        int last[N];
+        const Kv *v[N];
+        float score[N][2], most = own.top;
+        bool in_order = (vector + c) % 2 == 0;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            int at = warp + (i + j) * WARPS, stage = at / of_stage, in = at % of_stage * SIXTEEN;
+            const Kv *k = (const Kv *)r.stage_at(stage * KEY_STAGES) + in * 64;
+            v[j] = KEY_STAGES > 1 ? (const Kv *)r.stage_at(stage * KEY_STAGES + 1) + in * 64
+                                  : k + keys_for(N_EMBD) * 64;
+            last[j] = min(here - at * SIXTEEN, (int)SIXTEEN) - 1;
+            const Kv *row = k + min(vector, last[j]) * 64,
+                     *other = k + min(vector + 8, last[j]) * 64;
+            float d[2][4] = {};
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int part = (vector + h) % 2 * 32 + 8 * c;
+                uint4 a = *(const uint4 *)(row + part), b = *(const uint4 *)(other + part);
+                unit_format<K>::multiply(d[h], make_uint4(a.x, b.x, a.y, b.y), q[0], q[1]);
+                unit_format<K>::multiply(d[h], make_uint4(a.z, b.z, a.w, b.w), q[2], q[3]);
+            }
+#pragma unroll
+            for (int l = 0; l < 2; l++) {
+                float of_half =
+                    in_order ? d[0][2 * l] + d[0][2 * l + 1] : d[1][2 * l] + d[1][2 * l + 1];
+                of_half += __shfl_xor_sync(~0u, of_half, 1);
+                score[j][l] = vector + 8 * l <= last[j] ? of_half : -INFINITY;
+                most = most_of(most, score[j][l]);
+            }
+        }
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+            most = most_of(most, __shfl_xor_sync(~0u, most, step));
+        float before = exp2_fast(own.top - most);
+        own.top = most;
+        sum *= before;
+#pragma unroll
+        for (int l = 0; l < 8; l++)
+            own.v[l] *= before;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float weight[2] = {exp2_fast(score[j][0] - most), exp2_fast(score[j][1] - most)};
+            sum += weight[0] + weight[1];
+#pragma unroll
+            for (int l = 0; l < SIXTEEN / 4; l++) {
+                int of = lane / 8 + 4 * l;
+                float value[8], w = __shfl_sync(~0u, weight[l / 2], of % 8 * 4);
+                load_cached(value, v[j] + min(of, last[j]) * 64 + lane % 8 * 8);
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    own.v[e] = fmaf(w, value[e], own.v[e]);
+            }
+        }
+    }
+
+    /* Many keys, for heads of 64, in lots of stages. */
     template <bml_weight_format K, class Kv>
     __device__ __forceinline__ void attend_keys(softmax_state &own, const float *query, int n_keys,
                                                 float scale)
     {
-        constexpr int each = 16;
-        uint32_t q[8]; /* even vectors: q as far as the type goes; odd ones: what that left */
-        float sum = 0;
+        uint32_t q[4];
+        float x[8], sum = 0;
+        constexpr int keys = keys_for(N_EMBD);
+        int lot_keys = lot_of(p) * keys;
+        load_cached(x, query + vector / 2 % 2 * 32 + 8 * c);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float x[8];
-            load_cached(x, query + 32 * h + 8 * c);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float a = x[2 * j] * scale, b = x[2 * j + 1] * scale;
-                uint32_t most = unit_format<K>::both(a, b);
-                float2 there = unit_format<K>::apart(most);
-                uint32_t left = unit_format<K>::both(a - there.x, b - there.y);
-                q[4 * h + j] = vector % 2 ? left : most;
-            }
+        for (int j = 0; j < 4; j++) {
+            float a = x[2 * j] * scale, b = x[2 * j + 1] * scale;
+            uint32_t most = unit_format<K>::both(a, b);
+            float2 there = unit_format<K>::apart(most);
+            q[j] = vector % 2 ? unit_format<K>::both(a - there.x, b - there.y) : most;
         }
 #pragma unroll 1
-        for (int n = n_keys; n > 0; n -= 2 * KEYS) {
-            bool two = n > KEYS;
+        for (int n = n_keys; n > 0; n -= lot_keys) {
+            int here = min(n, lot_keys), stages = (here + keys - 1) / keys;
+            int sixteens = (here + SIXTEEN - 1) / SIXTEEN;
+            int mine = (sixteens - warp + WARPS - 1) / WARPS; /* 0, too, if there are fewer */
             barrier_wait(r.full_now(), r.round);
-            if (two)
-                barrier_wait(r.full_at(KEY_STAGES), r.round_at(KEY_STAGES));
-            int first = warp * each % KEYS, last = min(n - warp * each, each) - 1;
-            if (last >= 0) {
-                int place = warp * each / KEYS * KEY_STAGES;
-                const Kv *k = (const Kv *)r.stage_at(place) + first * 64;
-                const Kv *v =
-                    KEY_STAGES > 1 ? (const Kv *)r.stage_at(place + 1) + first * 64 : k + KEYS * 64;
-                float d[4] = {}, e[4] = {};
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const Kv *part = k + 32 * h + 8 * c;
-                    uint4 a = *(const uint4 *)(part + min(vector, last) * 64);
-                    uint4 b = *(const uint4 *)(part + min(vector + 8, last) * 64);
-                    unit_format<K>::multiply(d, make_uint4(a.x, b.x, a.y, b.y), q[4 * h],
-                                             q[4 * h + 1]);
-                    unit_format<K>::multiply(e, make_uint4(a.z, b.z, a.w, b.w), q[4 * h + 2],
-                                             q[4 * h + 3]);
-                }
-                float score[2] = {(d[0] + d[1]) + (e[0] + e[1]), (d[2] + d[3]) + (e[2] + e[3])};
-                score[0] = vector <= last ? score[0] : -INFINITY;
-                score[1] = vector + 8 <= last ? score[1] : -INFINITY;
-                float most = most_of(own.top, most_of(score[0], score[1]));
-#pragma unroll
-                for (int step = 4; step < 32; step *= 2)
-                    most = most_of(most, __shfl_xor_sync(~0u, most, step));
-                float before = exp2_fast(own.top - most);
-                float weight[2] = {exp2_fast(score[0] - most), exp2_fast(score[1] - most)};
-                own.top = most;
-                sum = fmaf(sum, before, weight[0] + weight[1]);
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    own.v[j] *= before;
-#pragma unroll
-                for (int i = 0; i < each / 4; i++) {
-                    int of = lane / 8 + 4 * i;
-                    float value[8], w = __shfl_sync(~0u, weight[i / 2], of % 8 * 4);
-                    load_cached(value, v + min(of, last) * 64 + lane % 8 * 8);
-#pragma unroll
-                    for (int j = 0; j < 8; j++)
-                        own.v[j] = fmaf(w, value[j], own.v[j]);
-                }
-            }
-            this->release((two ? 2 : 1) * KEY_STAGES);
+#pragma unroll 1
+            for (int i = 0; i < mine; i += 2)
+                if (i + 1 < mine)
+                    add_sixteens<2, K, Kv>(own, sum, q, here, i);
+                else
+                    add_sixteens<1, K, Kv>(own, sum, q, here, i);
+            this->release(stages * KEY_STAGES);
         }
-        /* A lane's sum is of two keys of sixteen. join() wants that of the keys whose values the
-         * lane has, or any that together are the same. */
+        /* A lane's sum is of two keys of each sixteen. join() wants that of the keys whose values
+         * the lane has, or any that together are the same. */
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
             sum += __shfl_xor_sync(~0u, sum, step);
@@ -417,7 +413,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
                                                  float &top, float &sum)
     {
         if constexpr (N_EMBD > 0)
-            if (p.kv != BML_F32) {
+            if (multiplies_keys(p)) {
                 softmax_state own;
                 if (p.kv == BML_BF16)
                     attend_keys<BML_WEIGHTS_BF16, __nv_bfloat16>(own, query, n_keys, scale);
@@ -460,26 +456,33 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     }
 
     /* What the cluster adds to x. */
-    __device__ __forceinline__ void project(uint32_t use)
+    __device__ __forceinline__ void project(int)
     {
         typename format::sums sum[TILES];
         const uint16_t *from = m.attended + vector * attended_pitch();
         sum_projection(sum, [&](int part) { return chunk_of(from + part * CHUNK); });
-        put_sums(PROJECT, use, sum);
+        add_sums(PROJECT, sum);
     }
 
-    /* The warp's tiles of what the cluster adds to x go to where all clusters look. */
-    __device__ __forceinline__ void put_sums(int matrix, uint32_t use,
-                                             const typename format::sums (&sum)[TILES])
+    /* Adds the warp's tiles of what the cluster has to the sums of all clusters. Of two lanes with
+     * two outputs of two tokens each the first one gets the even output of all four, so that
+     * neighbouring lanes add to neighbouring words. */
+    __device__ __forceinline__ void add_sums(int matrix, const typename format::sums (&sum)[TILES])
     {
-        float *to = part_of(matrix, use, s.cluster, token_of_four()) + slice_first() + TILE * warp +
-                    first_of_four();
+        bool odd = c % 2;
+        int t = c / 2 * 4;
+        uint64_t *to = sums_of(matrix, t) + slice_first() + TILE * warp + 2 * vector + odd;
 #pragma unroll
         for (int i = 0; i < TILES; i++)
             if (warp + i * WARPS < slice_tiles(s.rank)) {
-                float4 four = four_of(sum[i].of_vectors());
-                if (token_of_four() < p.n_tokens)
-                    put(to + i * WARPS * TILE, four, tag_of(use));
+                float4 v = sum[i].of_vectors();
+                float a = __shfl_xor_sync(~0u, odd ? v.x : v.z, 1);
+                float b = __shfl_xor_sync(~0u, odd ? v.y : v.w, 1);
+                float of_tokens[4] = {odd ? a : v.x, odd ? b : v.y, odd ? v.z : a, odd ? v.w : b};
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    if (t + j < p.n_tokens)
+                        add_to(to + j * n_embd + i * WARPS * TILE, of_tokens[j]);
             }
     }
 
@@ -517,7 +520,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         __syncwarp();
     }
 
-    __device__ __forceinline__ void contract(uint32_t use)
+    __device__ __forceinline__ void contract(int)
     {
         typename format::sums sum[TILES];
         constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
@@ -550,20 +553,20 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
             }
             this->release(1);
         }
-        put_sums(CONTRACT, use, sum);
+        add_sums(CONTRACT, sum);
         __syncwarp();
     }
 
     /* ---- the head ---- */
 
     /* Where block B's candidate for token T is. */
-    __device__ __forceinline__ float *record_at(int t, int b) const
+    __device__ __forceinline__ uint4 *record_at(int t, int b) const
     {
-        return p.out.best + ((size_t)t * gridDim.x + b) * RECORD;
+        return p.out.best + t * gridDim.x + b;
     }
 
     /* Joins the candidates of threads, whose token is threadIdx.x % FEW, and of blocks. */
-    __device__ __forceinline__ void choose(candidate mine, uint32_t tag)
+    __device__ __forceinline__ void choose(candidate mine)
     {
 #pragma unroll
         for (int step = 16; step >= FEW; step /= 2)
@@ -575,14 +578,19 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         if (threadIdx.x < p.n_tokens) {
             for (int w = 0; w < WARPS; w++)
                 mine = better(mine, m.best[w * FEW + lane]);
-            put(record_at(lane, blockIdx.x), record_of(mine), tag);
+            put(record_at(lane, blockIdx.x), record_of(mine));
         }
         __syncwarp();
         if (blockIdx.x > 0 || warp >= p.n_tokens)
             return;
+        uint4 record[PARTS * CLUSTER / 32];
+        int n = (gridDim.x - lane + 31) / 32;
+        get(record, record_at(warp, lane), 32, n);
         mine = {-INFINITY, NO_ID};
-        for (int b = lane; b < gridDim.x; b += 32)
-            mine = better(mine, candidate_of(get(record_at(warp, b), tag)));
+#pragma unroll
+        for (int i = 0; i < PARTS * CLUSTER / 32; i++)
+            if (i < n)
+                mine = better(mine, candidate_of(record[i]));
         __syncwarp();
         mine = best_of_warp(mine);
         if (lane == 0)
@@ -616,7 +624,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
             other = last;
         }
         if (p.n_valid)
-            choose(mine, (p.best_use + 1) & 1);
+            choose(mine);
     }
 };
 
@@ -649,8 +657,8 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
             barrier_expect(inboxes + 8 * i, bytes[i]);
     }
     few_map m;
-    m.moments = (float2 *)(barriers + 2 * p.n_stages + BML_CUDA_FEW_INBOXES + 1);
-    m.normed = (uint16_t *)(m.moments + FEW * CLUSTER);
+    m.moments = (float2 *)(barriers + 2 * p.n_stages + BML_CUDA_FEW_INBOXES);
+    m.normed = (uint16_t *)(m.moments + WARPS);
     m.qkv = (float *)(m.normed + FEW * bml_cuda_few_pitch(plan.n_embd));
     m.attended = (uint16_t *)(m.qkv + s.n_heads * 3 * plan.head_dim);
     m.hidden = (uint16_t *)((char *)m.qkv + p.inbox_bytes);
@@ -669,7 +677,6 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
         uint32_t base = shared_address(memory);
         few_worker<F, N_EMBD> w = {{shape<N_EMBD>(plan), p, plan, s, r, warp, lane},
                                    m,
-                                   {inboxes + 8 * BML_CUDA_X_IN, bytes[BML_CUDA_X_IN], 0},
                                    {inboxes + 8 * BML_CUDA_NORMED_IN, bytes[BML_CUDA_NORMED_IN], 0},
                                    {inboxes + 8 * BML_CUDA_QKV_IN, bytes[BML_CUDA_QKV_IN], 0},
                                    {inboxes + 8 * BML_CUDA_STATES_IN, bytes[BML_CUDA_STATES_IN], 0},
@@ -677,15 +684,20 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
                                    lane / 4,
                                    lane % 4,
                                    base,
-                                   {address_in(base, lane % 4), address_in(base, lane % 4 + 4)},
+                                   {},
                                    address_in(base, warp),
+                                   {},
                                    {}};
+        for (int i = 0; i < CLUSTER / 2; i++)
+            w.bases[i] = address_in(base, lane % 2 * (CLUSTER / 2) + i);
         run_pass(w);
-    } else if (threadIdx.x == COMPUTE) {
+    } else {
+        clear_next(p.out);
         run keys = {};
         if (s.rank < p.n_tokens)
             keys = {p.slot[s.rank], 0, p.position[s.rank]};
-        fill<F, F, N_EMBD, 3, 1>(r, p, s, keys);
+        if (threadIdx.x == COMPUTE)
+            fill<F, F, N_EMBD, 2, 1>(r, p, s, keys, few_worker<F, N_EMBD>::lot_of(p));
     }
     __syncwarp();
     meet_cluster(); /* nobody leaves while another may still send to it */

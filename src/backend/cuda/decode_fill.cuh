@@ -23,29 +23,46 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
     const arguments &p;
     const bml_cuda_share &s;
     ring next;
-    int ahead; /* AHEAD, or less in a ring whose stages are in use again so many groups later */
-    uint32_t group, parity; /* mbarrier of this group, and of the ones before; 0: none yet */
-    uint32_t before, before_parity;
+    int begun;              /* stages, this one included */
+    uint32_t group, parity; /* mbarrier of this group, and which its first stage was */
+    int group_at;
+    uint32_t before, before_parity; /* of the ones before; 0: none yet */
+    int before_at;
     uint32_t earlier, earlier_parity;
+    int earlier_at;
     const char *from;
+
+    __device__ __forceinline__ void advance()
+    {
+        next.next();
+        begun++;
+    }
+
+    /* Waits for a group to be there. If its stage has been filled again since, it was. */
+    __device__ __forceinline__ void await(uint32_t barrier, uint32_t of_parity, int at) const
+    {
+        if (barrier && begun - at <= next.n_stages)
+            barrier_wait(barrier, of_parity);
+    }
 
     /* Begins a group of which BYTES will come. */
     __device__ __forceinline__ void begin_group(uint32_t bytes)
     {
-        if (ahead == 1 && group)
-            barrier_wait(group, parity);
-        else if (ahead == 2 && before)
-            barrier_wait(before, before_parity);
-        if (AHEAD == 3) {
-            if (ahead == 3 && earlier)
-                barrier_wait(earlier, earlier_parity);
-            earlier = before;
-            earlier_parity = before_parity;
-        }
+        if (AHEAD == 1)
+            await(group, parity, group_at);
+        else if (AHEAD == 2)
+            await(before, before_parity, before_at);
+        else
+            await(earlier, earlier_parity, earlier_at);
+        earlier = before;
+        earlier_parity = before_parity;
+        earlier_at = before_at;
         before = group;
         before_parity = parity;
+        before_at = group_at;
         group = next.full_now();
         parity = next.round;
+        group_at = begun;
         barrier_wait(next.empty_now(), next.round ^ 1);
         copies_begin(group, bytes);
     }
@@ -53,7 +70,7 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
     /* Makes room for one stage more of the group. */
     __device__ __forceinline__ void more()
     {
-        next.next();
+        advance();
         barrier_wait(next.empty_now(), next.round ^ 1);
         barrier_arrive(next.full_now()); /* nothing comes to this one: on to its next use */
     }
@@ -75,42 +92,52 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
                 from += bytes;
             }
             copies_end(group);
-            next.next();
+            advance();
         }
     }
 
-    /* Keys, and the same tokens' values: in turn for heads side by side. */
-    __device__ __forceinline__ void keys(const layer &l, run keys)
+    /* Keys, and the same tokens' values: in turn for heads side by side. If heads are not side by
+     * side, LOT stages of keys at a time, with their values, are a group. */
+    __device__ __forceinline__ void keys(const layer &l, run keys, int lot)
     {
         size_t key_bytes = p.plan.head_dim * (p.kv == BML_F32 ? 4 : 2);
-        for (int j = 0; j < s.n_heads; j += ABREAST)
+        for (int j = 0; j < s.n_heads; j += ABREAST) {
+            int begun = 0; /* stages of a group */
             for (int key = keys.begin; key < keys.end; key += p.keys_of_stage)
                 for (int i = j; i < min(j + ABREAST, s.n_heads); i++) {
                     size_t head =
                         (size_t)keys.slot * p.plan.n_head + s.cluster + i * p.plan.n_clusters;
-                    uint32_t bytes = (uint32_t)(min(p.keys_of_stage, keys.end - key) * key_bytes);
+                    int left = keys.end - key;
+                    uint32_t bytes = (uint32_t)(min(p.keys_of_stage, left) * key_bytes);
                     size_t at = (head * p.n_ctx + key) * key_bytes, behind = 0;
-                    begin_group(2 * bytes);
+                    if (begun)
+                        more();
+                    else
+                        begin_group(2 * (uint32_t)(min(lot * p.keys_of_stage, left) * key_bytes));
                     bulk_copy(next.stage(), l.k + at, bytes, group, false);
                     if (KEY_STAGES > 1)
                         more();
                     else
                         behind = p.keys_of_stage * key_bytes;
                     bulk_copy(next.stage() + behind, l.v + at, bytes, group, false);
-                    copies_end(group);
-                    next.next();
+                    if (++begun == lot || left <= p.keys_of_stage) {
+                        copies_end(group);
+                        advance();
+                        begun = 0;
+                    }
                 }
+        }
     }
 };
 
 template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD, int AHEAD, int ABREAST>
-__device__ static void fill(const ring &r, const arguments &p, const bml_cuda_share &s, run keys)
+__device__ static void fill(const ring &r, const arguments &p, const bml_cuda_share &s, run keys,
+                            int lot)
 {
     enum { QKV_TILES, KEYS_OF_HEADS, PROJECT_CHUNKS, EXPAND_TILES, CONTRACT_TILES, CONTRACT_REST };
     enum { HEAD_TILES = CONTRACT_REST + 1 };
     constexpr bml_cuda_unit u = bml_cuda_unit_of(F), head = bml_cuda_unit_of(HEAD);
-    int ahead = min(AHEAD, max(1, r.n_stages / (2 * together_for(N_EMBD))));
-    filler<AHEAD, ABREAST, key_stages_for(N_EMBD)> f = {p, s, r, ahead, 0, 0, 0, 0, 0, 0, nullptr};
+    filler<AHEAD, ABREAST, key_stages_for(N_EMBD)> f = {p, s, r};
 #pragma unroll 1
     for (int i = 0; i < p.n_layer + p.want_row; i++) {
         bool last = i == p.n_layer;
@@ -125,7 +152,7 @@ __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_sh
                     : what == CONTRACT_REST  ? s.clusters_tiles % BML_CUDA_STAGE_TILES > 0
                                              : s.vocab_tiles;
             if (what == KEYS_OF_HEADS)
-                f.keys(p.layers[i], keys);
+                f.keys(p.layers[i], keys, lot);
             else if (what == PROJECT_CHUNKS)
                 f.tiles(n, 1, 1, bml_cuda_proj_bytes(&s, u), 0);
             else if (what == CONTRACT_TILES)

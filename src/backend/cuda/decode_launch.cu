@@ -20,10 +20,8 @@ struct bml_cuda_decoder {
     char *stream;
     size_t *begin; /* and the head's behind them */
     size_t layer_bytes;
-    exchange out; /* one allocation, from out.project on */
-    size_t exchange_bytes;
-    int used_by; /* the exchange's words carry tags of steps of so many tokens; 0: of none */
-    uint32_t use, best_use;
+    char *exchange; /* two of them: a launch has one, and clears the other one for the next */
+    int exchange_bytes, launches;
 };
 
 void bml_cuda_decoder_free(bml_cuda_decoder *d)
@@ -34,7 +32,7 @@ void bml_cuda_decoder_free(bml_cuda_decoder *d)
     cudaFree((void *)d->vectors.data);
     cudaFree(d->stream);
     cudaFree(d->begin);
-    cudaFree(d->out.project);
+    cudaFree(d->exchange);
     free(d);
 }
 
@@ -117,12 +115,19 @@ static cudaError_t fill_vectors(bml_cuda_decoder *d, const bml_weights *w)
 
 static cudaError_t exchange_new(bml_cuda_decoder *d)
 {
-    size_t parts = (size_t)2 * d->plan.n_embd * PARTS * FEW;
-    d->exchange_bytes = (2 * parts + (size_t)FEW * blocks_of(&d->plan) * RECORD) * sizeof(float);
-    cudaError_t error = cudaMalloc((void **)&d->out.project, d->exchange_bytes);
-    d->out.contract = d->out.project + parts;
-    d->out.best = d->out.contract + parts;
-    return error;
+    size_t sums = 2 * FEW * (size_t)d->plan.n_embd * sizeof(uint64_t);
+    d->exchange_bytes = (int)(sums + FEW * blocks_of(&d->plan) * sizeof(uint4));
+    cudaError_t error = cudaMalloc((void **)&d->exchange, 2 * (size_t)d->exchange_bytes);
+    return error ? error : cudaMemset(d->exchange, 0, 2 * (size_t)d->exchange_bytes);
+}
+
+static exchange exchange_of(const bml_cuda_decoder *d)
+{
+    char *now = d->exchange + d->launches * d->exchange_bytes;
+    char *next = d->exchange + !d->launches * d->exchange_bytes;
+    uint64_t *sums = (uint64_t *)now;
+    return {sums, (uint4 *)(sums + 2 * FEW * d->plan.n_embd), (uint4 *)next,
+            d->exchange_bytes / (int)sizeof(uint4)};
 }
 
 /* Copies all weights into the order of the pass. */
@@ -253,14 +258,14 @@ static void fill_sizes(arguments *p, const bml_queue *queue, const bml_weights *
 /* Bytes of memory_map in decode.cu, and of few_map in decode_few.cu, but for what both have. */
 static size_t bytes_of_one(const arguments *p)
 {
-    int floats = p->plan.n_embd + p->few + p->hidden + MAX_TILES * PARTIAL + FOUND + 64 + 2 * WARPS;
+    int floats = p->few + p->hidden + MAX_TILES * PARTIAL + FOUND + 64 + 2 * WARPS;
     return 4 * (size_t)floats + (WARPS + 1) * MAX_EACH * 256 + WARPS * sizeof(candidate);
 }
 
 static size_t bytes_of_few(const arguments *p)
 {
     int partial = p->tiles * WARPS * TILE * FEW;
-    int floats = 2 * FEW * CLUSTER + partial + bml_cuda_larger(FOUND, partial) + 64;
+    int floats = 2 * WARPS + partial + bml_cuda_larger(FOUND, partial) + 64;
     int operands = FEW * (bml_cuda_few_pitch(p->plan.n_embd) + p->hidden + p->tiles * HIDDEN + 8);
     return 4 * (size_t)floats + 2 * (size_t)operands + WARPS * FEW * sizeof(candidate);
 }
@@ -282,6 +287,8 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
     p->stage_bytes = bml_cuda_larger(bml_cuda_stage_bytes(plan, &most, format), parts * for_keys);
     p->keys_of_stage = p->stage_bytes / parts / key_bytes;
     p->keys_of_stage = p->keys_of_stage < KEYS ? p->keys_of_stage : KEYS;
+    if (p->n_tokens > 1 && width && p->kv != BML_F32)
+        p->keys_of_stage = keys_for(width);
     p->few = most.n_heads * plan->head_dim;
     p->hidden = bml_cuda_hidden_room(&most);
     if (p->n_tokens > 1)
@@ -291,7 +298,7 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
         p->n_tokens == 1 ? bml_cuda_inbox_room(plan, &most) : bml_cuda_few_inbox_room(plan, &most);
     size_t fixed = (size_t)p->inbox_bytes + (p->n_tokens == 1 ? bytes_of_one(p) : bytes_of_few(p)) +
                    (size_t)most.qkv_tiles * TILE * sizeof(qkv_row) +
-                   (BML_CUDA_FEW_INBOXES + 1) * sizeof(uint64_t);
+                   BML_CUDA_FEW_INBOXES * sizeof(uint64_t);
     size_t stage = (size_t)p->stage_bytes + 2 * sizeof(uint64_t);
     size_t room = (size_t)device->shared_bytes;
     /* What warps wait for together: two tiles of rows, or two groups of keys. F32, whose stages are
@@ -325,18 +332,6 @@ bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_ca
            has_decoder(queue, w, cache);
 }
 
-/* Clears the words that blocks exchange, so that tags are one use old, unless the last step, of as
- * many tokens, has left them so. The first use's is 1. */
-static cudaError_t clear_exchange(bml_cuda_decoder *d, int n_tokens, cudaStream_t stream)
-{
-    if (d->used_by == n_tokens)
-        return cudaSuccess;
-    d->use = 2;
-    d->best_use = 0;
-    d->used_by = n_tokens;
-    return cudaMemsetAsync(d->out.project, 0, d->exchange_bytes, stream);
-}
-
 void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
                      bml_kv_cache *cache, int n_valid)
 {
@@ -360,7 +355,7 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.wpe = (const char *)w->wpe.buffer.data;
     p.wpe_format = w->wpe.format;
     p.levels = q4_levels();
-    p.out = d->out;
+    p.out = exchange_of(d);
     bool draws = queue->batch->draw != NULL;
     p.n_valid = draws ? 0 : n_valid;
     p.logits = (float *)a->logits.data;
@@ -372,18 +367,14 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
         memcpy(p.token, queue->batch->token, (size_t)p.n_tokens * sizeof *p.token);
     else
         p.from = p.ids;
-    cudaError_t error = clear_exchange(d, p.n_tokens, queue->stream);
-    p.use = d->use;
-    p.best_use = d->best_use;
-    if (!error)
-        error = bml_cuda_launch_together(kernel_for(w, &d->plan, p.n_tokens), blocks_of(&d->plan),
-                                         THREADS, CLUSTER, bytes, &p, queue->stream);
-    if (error) { /* nothing was written: the next launch begins with cleared words */
+    cudaError_t error =
+        bml_cuda_launch_together(kernel_for(w, &d->plan, p.n_tokens), blocks_of(&d->plan), THREADS,
+                                 CLUSTER, bytes, &p, queue->stream);
+    if (error) { /* nothing was written */
         bml_cuda_note(queue, error);
-        d->used_by = 0;
         return;
     }
-    d->use += (uint32_t)c->n_layer;
+    d->launches ^= 1;
     if (!p.want_row || !n_valid)
         return;
     queue->ids = a->ids.data;
@@ -392,8 +383,6 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
         for (int t = 0; t < p.n_tokens; t++)
             choice.odd |= (uint32_t)bml_cuda_chain_half(queue->batch, t) << t;
         bml_cuda_draw_rows(queue, &choice, &a->logits, p.n_tokens, c->vocab_size, n_valid);
-    } else {
-        d->best_use++;
     }
 }
 

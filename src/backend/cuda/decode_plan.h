@@ -48,7 +48,7 @@ typedef struct bml_cuda_share {
 /* Of N things the first one that part I of OF has. */
 BML_CUDA_BOTH static inline int bml_cuda_part(int n, int i, int of)
 {
-    return (int)((long long)n * i / of);
+    return n * i / of;
 }
 
 /* Of the tiles of n_embd the first one that the block with this rank in its cluster has. */
@@ -104,10 +104,9 @@ static inline int bml_cuda_larger(int a, int b)
     return a > b ? a : b;
 }
 
-/* What the blocks of a cluster send each other: parts of x; rows of q, k and v; of every head each
- * block's softmax, if keys are shared out; and their hidden units. */
+/* What the blocks of a cluster send each other: rows of q, k and v; of every head each block's
+ * softmax, if keys are shared out; and their hidden units. */
 enum {
-    BML_CUDA_X_IN,
     BML_CUDA_QKV_IN,
     BML_CUDA_STATES_IN,
     BML_CUDA_HIDDEN_IN,
@@ -121,8 +120,6 @@ BML_CUDA_BOTH static inline int
 bml_cuda_inbox_bytes(const bml_cuda_plan *p, const bml_cuda_share *s, int inbox, bool shared_out)
 {
     switch (inbox) {
-    case BML_CUDA_X_IN:
-        return p->n_embd * 4;
     case BML_CUDA_QKV_IN:
         return s->n_heads * 3 * p->head_dim * 4;
     case BML_CUDA_STATES_IN: /* v, the largest score, the sum */
@@ -153,10 +150,10 @@ static inline int bml_cuda_inbox_room(const bml_cuda_plan *p, const bml_cuda_sha
 }
 
 /*
- * With up to FEW tokens: in the place of x two moments of each block's part of it, and then, in the
- * type of the weights, its norm; in that type too attention's results, in the place of softmaxes on
- * their way, and hidden units. Tokens' n operands of the matrix units lie so far apart that those
- * read together are in different banks, whether that is 16 bytes of each or, of hidden units, 8.
+ * With up to FEW tokens: all tokens' norms, in the type of the weights; in that type too
+ * attention's results, in the place of softmaxes on their way, and hidden units. Tokens' n operands
+ * of the matrix units lie so far apart that those read together are in different banks, whether
+ * that is 16 bytes of each or, of hidden units, 8.
  */
 BML_CUDA_BOTH static inline int bml_cuda_few_pitch(int n)
 {
@@ -174,8 +171,6 @@ BML_CUDA_BOTH static inline int
 bml_cuda_few_inbox_bytes(const bml_cuda_plan *p, const bml_cuda_share *s, int inbox, int n_tokens)
 {
     switch (inbox) {
-    case BML_CUDA_X_IN:
-        return n_tokens * BML_CUDA_CLUSTER * 8;
     case BML_CUDA_NORMED_IN:
         return n_tokens * p->n_embd * 2;
     case BML_CUDA_QKV_IN:

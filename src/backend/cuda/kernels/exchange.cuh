@@ -1,11 +1,15 @@
 /*
- * How the blocks of one launch hand each other floats without barriers: the lowest bit of every
- * second word tells which use of the buffer it belongs to, so a reader polls the very words that it
- * needs and whoever writes them says nothing else. Words go in pairs, which are written and read as
- * one. It costs the last bit of the mantissa.
+ * How the blocks of one launch hand each other what they have without barriers: a reader polls the
+ * very words that it needs, and these say for themselves whether they are complete. All words are 0
+ * before the launch.
  *
- * A use writes every word of the buffer once. Its tag is the use's number modulo 2. A buffer may be
- * written again once every reader has read it, which the data flow must see to.
+ * A sum is a word of 64 bits to which everybody adds: above, in units of 2^-31, what it amounts to;
+ * below, how many have added something, modulo 32, and how many of these had what does not fit,
+ * likewise. Integers add up to the same whoever comes first. A sum goes on from use to use: what a
+ * reader looks for is the difference to what it saw last, to which N have added. The next use may
+ * begin when every reader has seen this one, which the data flow must see to.
+ *
+ * A record is four words, written once.
  */
 #ifndef BML_BACKEND_CUDA_KERNELS_EXCHANGE_CUH
 #define BML_BACKEND_CUDA_KERNELS_EXCHANGE_CUH
@@ -15,136 +19,107 @@
 /* After this many looks, some seconds, what is waited for will not come: the launch fails. */
 enum { POLL_LIMIT = 1 << 24 };
 
-__device__ static inline float tagged(float x, uint32_t tag)
-{
-    return __uint_as_float((__float_as_uint(x) & ~1u) | tag);
-}
+enum { SUM_COUNT = 31, SUM_UNFIT = 31 << 5, SUM_SHIFT = 10 };
 
-__device__ static inline uint64_t tagged(float x, float y, uint32_t tag)
-{
-    return (uint64_t)__float_as_uint(y) << 32 | __float_as_uint(tagged(x, tag));
-}
-
-__device__ static inline void put(float *to, float2 v, uint32_t tag)
-{
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(tagged(v.x, v.y, tag))
-                 : "memory");
-}
-
-__device__ static inline void put(float *to, float4 v, uint32_t tag)
-{
-    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to),
-                 "l"(tagged(v.x, v.y, tag)), "l"(tagged(v.z, v.w, tag))
-                 : "memory");
-}
-
-__device__ static inline uint4 load_words(const float *from)
-{
-    uint64_t a, b;
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from));
-    return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
-}
-
-__device__ static inline bool carry(uint4 v, uint32_t tag)
-{
-    return (((v.x ^ tag) | (v.z ^ tag)) & 1) == 0;
-}
-
-__device__ static inline float4 floats_of(uint4 v)
-{
-    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                       __uint_as_float(v.w));
-}
-
-/* Waits for four words, 16-byte aligned, to carry TAG. */
-__device__ static inline float4 get(const float *from, uint32_t tag)
-{
-    for (int looks = 0;; looks++) {
-        uint4 v = load_words(from);
-        if (carry(v, tag))
-            return floats_of(v);
-        if (looks == POLL_LIMIT)
-            __trap();
-    }
-}
-
-/* For a whole warp: SUM[j], for M of MOST rows, becomes the sum of N of four quads, PITCH floats
- * apart, the first one APART floats behind that of the row before; 0 if N is less than 1. All are
- * waited for together: until the first one is there nobody looks at the others, which would be in
- * the way of what is waited for. */
-template <int MOST>
-__device__ static inline void get_sums(float4 (&sum)[MOST], const float *from, int apart, int m,
-                                       int pitch, int n, uint32_t tag)
-{
-    uint4 words[MOST][4];
-    bool first = true, all = false;
-    for (int looks = 0; !all; looks++) {
-        all = true;
-        if (m > 0 && n > 0) {
-            words[0][0] = load_words(from);
-            all = carry(words[0][0], tag);
-        }
-        all = __all_sync(~0u, all);
-        if (looks == POLL_LIMIT)
-            __trap();
-    }
-    for (int looks = 0; first || !all; looks++) {
-        first = false;
-        all = true;
-#pragma unroll
-        for (int j = 0; j < MOST; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (j < m && i < n)
-                    words[j][i] = load_words(from + j * apart + i * pitch);
-#pragma unroll
-        for (int j = 0; j < MOST; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                all &= j >= m || i >= n || carry(words[j][i], tag);
-        all = __all_sync(~0u, all);
-        if (looks == POLL_LIMIT)
-            __trap();
-    }
-#pragma unroll
-    for (int j = 0; j < MOST; j++) {
-        sum[j] = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (j < m && i < n) {
-                float4 v = floats_of(words[j][i]);
-                sum[j] =
-                    make_float4(sum[j].x + v.x, sum[j].y + v.y, sum[j].z + v.z, sum[j].w + v.w);
-            }
-    }
-}
-
-/* The sum of N of four quads, PITCH floats apart, all waited for together; 0 if N is less than 1.
+/* Adds V to a sum, if no larger than 2^17, so that no 31 of them overflow; else what makes it NaN.
  */
-__device__ static inline float4 get_sum(const float *from, int pitch, int n, uint32_t tag)
+__device__ static inline void add_to(uint64_t *sum, float v)
 {
-    float4 sum = make_float4(0, 0, 0, 0);
-    uint4 words[4];
-    bool all = n <= 0;
+    bool fits = fabsf(v) <= 0x1p17f;
+    uint64_t some = (uint64_t)__float2ll_rn(v * 0x1p31f) << SUM_SHIFT | 1;
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(sum),
+                 "l"(fits ? some : (uint64_t)(1 << 5 | 1))
+                 : "memory");
+}
+
+/* Two sums, 16-byte aligned. */
+__device__ static inline ulonglong2 load_sums(const uint64_t *from)
+{
+    ulonglong2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(from));
+    return v;
+}
+
+/* What was added to a sum since it was LAST, if that is complete. */
+__device__ static inline float added(uint64_t difference)
+{
+    return difference & SUM_UNFIT ? __int_as_float(0x7fffffff)
+                                  : __ll2float_rn((long long)difference) * 0x1p-41f;
+}
+
+/* Waits until N more have added to a sum than when it was LAST. */
+__device__ static inline void await_sum(const uint64_t *sum, uint64_t last, uint32_t n)
+{
+    for (int looks = 0; (uint32_t)(load_sums(sum).x - last - n) & SUM_COUNT; looks++)
+        if (looks == POLL_LIMIT)
+            __trap();
+}
+
+/* For a whole warp: the same for pairs of sums: lanes' Ith, PLACE(I) sums behind FROM, if that is
+ * not negative. Gives what was added, and the new LAST. */
+template <int PAIRS, class Place>
+__device__ __forceinline__ static void get_sums(float2 (&got)[PAIRS], ulonglong2 (&last)[PAIRS],
+                                                const uint64_t *from, Place place, uint32_t n)
+{
+    ulonglong2 now[PAIRS];
+    bool all = false;
     for (int looks = 0; !all; looks++) {
-        all = true;
+        uint32_t missing = 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (i < n)
-                words[i] = load_words(from + i * pitch);
+        for (int i = 0; i < PAIRS; i++)
+            if (place(i) >= 0)
+                now[i] = load_sums(from + place(i));
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            all &= i >= n || carry(words[i], tag);
+        for (int i = 0; i < PAIRS; i++)
+            if (place(i) >= 0)
+                missing |= ((uint32_t)now[i].x - (uint32_t)last[i].x - n) |
+                           ((uint32_t)now[i].y - (uint32_t)last[i].y - n);
+        all = __all_sync(~0u, (missing & SUM_COUNT) == 0);
         if (looks == POLL_LIMIT)
             __trap();
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (i < n) {
-            float4 v = floats_of(words[i]);
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    for (int i = 0; i < PAIRS; i++)
+        if (place(i) >= 0) {
+            got[i] = make_float2(added(now[i].x - last[i].x - n), added(now[i].y - last[i].y - n));
+            last[i] = now[i];
         }
-    return sum;
+}
+
+/* ---- records ---- */
+
+/* Writes four words, of which the first and the third have no lowest bit: it says that they are
+ * there. Pairs of words are written and read as one. */
+__device__ static inline void put(uint4 *to, uint4 v)
+{
+    uint64_t a = (uint64_t)v.y << 32 | v.x | 1, b = (uint64_t)v.w << 32 | v.z | 1;
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(a), "l"(b)
+                 : "memory");
+}
+
+/* Waits for the first N of so many records, 16-byte aligned, APART from one to the next. */
+template <int MOST>
+__device__ static inline void get(uint4 (&got)[MOST], const uint4 *from, int apart, int n)
+{
+    bool all = false;
+    for (int looks = 0; !all; looks++) {
+        all = true;
+#pragma unroll
+        for (int i = 0; i < MOST; i++)
+            if (i < n) {
+                uint64_t a, b;
+                asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                             : "=l"(a), "=l"(b)
+                             : "l"(from + i * apart));
+                got[i] =
+                    make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
+            }
+#pragma unroll
+        for (int i = 0; i < MOST; i++)
+            all &= i >= n || (got[i].x & got[i].z & 1);
+        if (looks == POLL_LIMIT)
+            __trap();
+    }
 }
 
 #endif
