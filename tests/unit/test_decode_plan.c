@@ -303,16 +303,14 @@ static void check_few(const bml_cuda_plan *p)
 
             pitch = 2 * bml_cuda_few_hidden_pitch(bml_cuda_hidden_room(&most));
             for (int from = 0; from < CLUSTER; from++)
-                for (int t = 0; t < THREADS; t++)
-                    for (int k = t % 32; k < BML_CUDA_HIDDEN / 8 * s[from].hidden_tiles * FEW;
-                         k += 32)
-                        if (k % FEW < n)
-                            deliver_few(t / 32,
-                                        k % FEW * pitch +
-                                            2 * (BML_CUDA_HIDDEN * (s[from].hidden_first -
-                                                                    s[from].clusters_first) +
-                                                 k / FEW * 8),
-                                        16);
+                for (int i = 0; i < BML_CUDA_HIDDEN * s[from].hidden_tiles * FEW; i++)
+                    for (int rank = i / FEW % 4; rank < CLUSTER && i % FEW < n; rank += 4)
+                        deliver_few(rank,
+                                    i % FEW * pitch +
+                                        2 * (BML_CUDA_HIDDEN *
+                                                 (s[from].hidden_first - s[from].clusters_first) +
+                                             i / (4 * FEW) * 4),
+                                    8);
             for (int rank = 0; rank < CLUSTER; rank++)
                 EXPECT(p, came_few(p, &s[rank], BML_CUDA_HIDDEN_IN, n, n, pitch,
                                    2 * BML_CUDA_HIDDEN * s[rank].clusters_tiles));

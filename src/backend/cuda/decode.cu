@@ -407,28 +407,28 @@ struct worker : computing_warp<F, N_EMBD> {
     {
         constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
         typename format::sums sum[TILES];
-        int n = slice_tiles(s.rank), tiles = s.clusters_tiles;
+        int n = slice_tiles(s.rank);
+        this->template for_columns<0>([&](int first, int tiles) {
 #pragma unroll 1
-        for (int stage = 0; stage < tiles; stage += stage_tiles) {
-            const char *at = r.stage() + warp * bytes;
-            typename format::columns_x v[stage_tiles / 2];
+            for (int tile = 0; tile < tiles; tile += stage_tiles) {
+                const char *at = r.stage_at(tile / stage_tiles) + warp * bytes;
+                typename format::columns_x v[stage_tiles / 2];
 #pragma unroll
-            for (int j = 0; j < stage_tiles / 2; j++)
-                v[j] = format::columns(m.hidden + (stage + 2 * j) * HIDDEN, true);
-            barrier_wait(r.full_now(), r.round);
+                for (int j = 0; j < stage_tiles / 2; j++)
+                    v[j] = format::columns(m.hidden + (first + tile + 2 * j) * HIDDEN, true);
 #pragma unroll
-            for (int j = 0; j < stage_tiles / 2; j++) {
-                int k = 2 * j; /* what is not there is the first one, times zeros */
-                const char *one = stage + k < tiles ? at + k * n * bytes : at;
-                const char *other = stage + k + 1 < tiles ? at + (k + 1) * n * bytes : at;
-                typename format::column_units units(one, other);
+                for (int j = 0; j < stage_tiles / 2; j++) {
+                    int k = 2 * j; /* what is not there is the first one, times zeros */
+                    const char *one = tile + k < tiles ? at + k * n * bytes : at;
+                    const char *other = tile + k + 1 < tiles ? at + (k + 1) * n * bytes : at;
+                    typename format::column_units units(one, other);
 #pragma unroll
-                for (int i = 0; i < TILES; i++)
-                    if (warp + i * WARPS < n)
-                        format::add_columns(sum[i], units, i * WARPS, v[j], p.levels);
+                    for (int i = 0; i < TILES; i++)
+                        if (warp + i * WARPS < n)
+                            format::add_columns(sum[i], units, i * WARPS, v[j], p.levels);
+                }
             }
-            this->release(1);
-        }
+        });
         add_sums(CONTRACT, scales_of(layer, CONTRACT),
                  [&](int i) { return sum[i].result_of_columns(); });
     }
@@ -442,25 +442,20 @@ struct worker : computing_warp<F, N_EMBD> {
         typename format::sums sum[SLICE];
         int n = slice_tiles(s.rank), i = threadIdx.x, row = slice_first() + i;
         float scale = i < slice() ? row_scale(layer, CONTRACT, row) : 0;
+        this->template for_columns<0>([&](int first, int tiles) {
 #pragma unroll 1
-        for (int stage = 0; stage < s.clusters_tiles; stage += stage_tiles) {
-            int mine = (warp - stage / each) & (WARPS - 1), k = stage + mine * each;
-            bool has = mine < stage_tiles / each && k < s.clusters_tiles;
-            bool pair = format::pairs && k + 1 < s.clusters_tiles;
-            typename format::columns_x v;
-            if (has)
-                v = format::columns(m.hidden + k * HIDDEN, pair);
-            barrier_wait(r.full_now(), r.round);
-            if (has) {
-                const char *at = r.stage() + mine * each * n * bytes;
+            for (int k = warp * each; k < tiles; k += WARPS * each) {
+                bool pair = format::pairs && k + 1 < tiles;
+                const char *at = r.stage_at(k / stage_tiles) + k % stage_tiles * n * bytes;
+                typename format::columns_x v =
+                    format::columns(m.hidden + (first + k) * HIDDEN, pair);
                 typename format::column_units units(at, pair ? at + n * bytes : at);
 #pragma unroll
                 for (int j = 0; j < SLICE; j++)
                     if (j < n)
                         format::add_columns(sum[j], units, j, v, p.levels);
             }
-            this->release(1);
-        }
+        });
         static_assert(WARPS * pitch <= FOUND, "sums of all warps");
         float *to = m.found + warp * pitch + lane / 2;
 #pragma unroll

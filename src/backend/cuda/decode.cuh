@@ -86,6 +86,7 @@ struct arguments {
     int few, inbox_bytes;      /* floats of memory_map, and bytes from qkv on that are sent */
     int hidden;                /* of the cluster with most: floats, or FEW tokens' operands */
     int tiles;                 /* of rows that are summed up over warps together: decode_few.cu */
+    int columns;               /* stages of the fourth product that are waited for together */
 };
 
 /* The width that kernels are compiled for, if it is one of GPT-2's; else 0: any. */

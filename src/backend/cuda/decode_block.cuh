@@ -250,6 +250,23 @@ template <bml_weight_format F, int N_EMBD> struct computing_warp : shape<N_EMBD>
         }
     }
 
+    /* The fourth product: EACH(first, tiles) for tiles of hidden units from FIRST on, when their
+     * stages are there: TOGETHER of these, 0: as many as p.columns says. */
+    template <int TOGETHER, class Each> __device__ __forceinline__ void for_columns(Each each)
+    {
+        constexpr int stage_tiles = BML_CUDA_STAGE_TILES;
+        int together = TOGETHER ? TOGETHER : p.columns, whole = s.clusters_tiles / stage_tiles;
+#pragma unroll 1
+        for (int first = 0; first < s.clusters_tiles;) {
+            int stages = max(1, min(together, whole - first / stage_tiles));
+            int tiles = min(s.clusters_tiles - first, stages * stage_tiles);
+            barrier_wait(r.full_now(), r.round);
+            each(first, tiles);
+            release(stages);
+            first += tiles;
+        }
+    }
+
     /* Of a product's output, whose bias is at BIAS in a layer's vectors. */
     __device__ __forceinline__ float complete(float sum, float bias, int layer, int matrix,
                                               int row) const

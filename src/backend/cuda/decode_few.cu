@@ -20,7 +20,6 @@ struct few_map {
     float *qkv;         /* [3 n_heads head_dim] of the block's token, sent */
     uint16_t *attended; /* [FEW][bml_cuda_few_pitch(n_heads head_dim)], sent */
     uint16_t *hidden;   /* [FEW][p.hidden]: the cluster's units, sent */
-    uint16_t *own;      /* [FEW][HIDDEN tiles + 8]: the block's */
     float *partial;     /* [tiles][WARPS][TILE][FEW] */
     float *found;       /* [2048 / head_dim][head_dim + 8], or the head's second partial */
     float *ends;        /* [2][32] largest scores and sums that belong to FOUND */
@@ -43,11 +42,10 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     const few_map &m;
     inbox normed_in, qkv_in, attended_in, hidden_in;
     int vector, c; /* of an operand or of sums, as unit.cuh has them: lane / 4, lane % 4 */
-    uint32_t own_base, bases[CLUSTER / 2], peer_base; /* of shared memory: here, in even lanes of
-                                                         blocks 0 to 3, in odd ones of the others,
-                                                         and in block WARP */
-    float4 x[ROUNDS];               /* of token RANK: quads QUAD, QUAD + 32, ... */
-    ulonglong2 last[2][2 * ROUNDS]; /* what sums of these were */
+    uint32_t own_base, bases[CLUSTER / 2]; /* of shared memory: here, and in even lanes of blocks 0
+                                              to 3, in odd ones of the others */
+    float4 x[ROUNDS];                      /* of token RANK: quads QUAD, QUAD + 32, ... */
+    ulonglong2 last[2][2 * ROUNDS];        /* what sums of these were */
 
     /* A warp's quads of x lie one behind the other. */
     __device__ __forceinline__ int quads() const
@@ -73,11 +71,6 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     __device__ __forceinline__ int attended_pitch() const
     {
         return bml_cuda_few_pitch(s.n_heads * head_dim);
-    }
-
-    __device__ __forceinline__ int own_pitch() const
-    {
-        return p.tiles * HIDDEN + 8;
     }
 
     /* The Ith tile's sums of all warps. */
@@ -334,9 +327,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
                 most = most_of(most, score[j][l]);
             }
         }
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2)
-            most = most_of(most, __shfl_xor_sync(~0u, most, step));
+        most = largest_of_warp(most);
         float before = exp2_fast(own.top - most);
         own.top = most;
         sum *= before;
@@ -383,11 +374,13 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
             int mine = (sixteens - warp + WARPS - 1) / WARPS; /* 0, too, if there are fewer */
             barrier_wait(r.full_now(), r.round);
 #pragma unroll 1
-            for (int i = 0; i < mine; i += 2)
-                if (i + 1 < mine)
+            for (int i = 0; i < mine;)
+                if (i + 2 <= mine) {
                     add_sixteens<2, K, Kv>(own, sum, q, here, i);
-                else
-                    add_sixteens<1, K, Kv>(own, sum, q, here, i);
+                    i += 2;
+                } else {
+                    add_sixteens<1, K, Kv>(own, sum, q, here, i++);
+                }
             this->release(stages * KEY_STAGES);
         }
         /* A lane's sum is of two keys of each sixteen. join() wants that of the keys whose values
@@ -486,36 +479,38 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
             }
     }
 
-    /* Hidden units: sent to all blocks of the cluster, to block W by warp W. */
+    /* Hidden units: sent to all blocks of the cluster. */
     __device__ __forceinline__ void expand(int layer)
     {
         const float *biases = p.vectors.data + layer * p.vectors.layer + p.vectors.bias[EXPAND] +
                               HIDDEN * s.hidden_first;
-        int n = HIDDEN * s.hidden_tiles * FEW, i = threadIdx.x;
+        int n = HIDDEN * s.hidden_tiles * FEW, i = threadIdx.x, t = i % FEW, unit = lane / FEW;
         float bias = i < n ? __ldg(biases + i / FEW) : 0;
+        uint32_t at =
+            shared_address(m.hidden + t * p.hidden + HIDDEN * (s.hidden_first - s.clusters_first)) -
+            own_base;
         typename format::row_x v[CHUNKS];
         take_norm(v);
         keep_rows(v, s.hidden_tiles, m.partial);
         wait_for_warps();
-        uint16_t *to = m.own + i % FEW * own_pitch();
 #pragma unroll 1
-        for (; i < n; i += COMPUTE) {
+        for (; i < n; i += COMPUTE) { /* all lanes or none */
             if (i >= COMPUTE)
                 bias = __ldg(biases + i / FEW);
-            float sum = activate(output_of(m.partial, i) + bias, p.activation);
-            to[i / FEW] = (uint16_t)format::both(sum, 0);
-        }
-        wait_for_warps();
-        uint32_t peer = peer_base - own_base;
-        uint32_t at =
-            shared_address(m.hidden + HIDDEN * (s.hidden_first - s.clusters_first)) + peer;
-#pragma unroll 1
-        for (int k = lane; k < HIDDEN / 8 * s.hidden_tiles * FEW; k += 32) {
-            int t = k % FEW, eight = k / FEW * 8;
+            /* Four units are in four lanes, each of which sends all to two of the blocks. */
+            float mine = activate(output_of(m.partial, i) + bias, p.activation);
+            float next = __shfl_xor_sync(~0u, mine, FEW);
+            uint32_t two = unit % 2 ? format::both(next, mine) : format::both(mine, next);
+            uint32_t other = __shfl_xor_sync(~0u, two, 2 * FEW);
+            float2 four = make_float2(__uint_as_float(unit < 2 ? two : other),
+                                      __uint_as_float(unit < 2 ? other : two));
             if (t < p.n_tokens)
-                send_to(at + 2 * (t * p.hidden + eight),
-                        *(const float4 *)(m.own + t * own_pitch() + eight),
-                        hidden_in.barrier + peer);
+#pragma unroll
+                for (int rank = 0; rank < CLUSTER; rank += 4) {
+                    uint32_t peer = address_in(own_base, rank + unit);
+                    send_to(peer + at + i / (4 * FEW) * 8, four,
+                            peer + hidden_in.barrier - own_base);
+                }
         }
         __syncwarp();
     }
@@ -524,26 +519,24 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     {
         typename format::sums sum[TILES];
         constexpr int bytes = format::unit.col_bytes, stage_tiles = BML_CUDA_STAGE_TILES;
-        int n = slice_tiles(s.rank), tiles = s.clusters_tiles;
+        int n = slice_tiles(s.rank);
         const uint16_t *from = m.hidden + vector * p.hidden + 4 * c;
-        if (tiles) {
+        if (s.clusters_tiles) {
             hidden_in.wait();
             /* A block without hidden units sends none: its inbox might fill again before a warp of
              * its own has seen that it was full. */
             if (!s.hidden_tiles)
                 wait_for_warps();
         }
-#pragma unroll 1
-        for (int stage = 0; stage < tiles; stage += stage_tiles) {
+        this->template for_columns<1>([&](int first, int tiles) {
             const char *at = r.stage() + warp * bytes + lane * 16;
             uint2 x[stage_tiles];
 #pragma unroll
             for (int k = 0; k < stage_tiles; k++) /* what is not there: zeros, and the first tile */
-                x[k] = stage + k < tiles ? *(const uint2 *)(from + (stage + k) * HIDDEN) : uint2{};
-            barrier_wait(r.full_now(), r.round);
+                x[k] = k < tiles ? *(const uint2 *)(from + (first + k) * HIDDEN) : uint2{};
 #pragma unroll
             for (int k = 0; k < stage_tiles; k++) {
-                const char *unit = stage + k < tiles ? at + k * n * bytes : at;
+                const char *unit = k < tiles ? at + k * n * bytes : at;
 #pragma unroll
                 for (int i = 0; i < TILES; i++)
                     if (warp + i * WARPS < n)
@@ -551,8 +544,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
                                          *(const uint4 *)(unit + i * WARPS * bytes), x[k].x,
                                          x[k].y);
             }
-            this->release(1);
-        }
+        });
         add_sums(CONTRACT, sum);
         __syncwarp();
     }
@@ -662,8 +654,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
     m.qkv = (float *)(m.normed + FEW * bml_cuda_few_pitch(plan.n_embd));
     m.attended = (uint16_t *)(m.qkv + s.n_heads * 3 * plan.head_dim);
     m.hidden = (uint16_t *)((char *)m.qkv + p.inbox_bytes);
-    m.own = m.hidden + FEW * p.hidden;
-    m.partial = (float *)(m.own + FEW * (p.tiles * HIDDEN + 8));
+    m.partial = (float *)(m.hidden + FEW * p.hidden);
     m.found = m.partial + p.tiles * WARPS * TILE * FEW;
     m.ends = m.found + max((int)FOUND, p.tiles * WARPS * TILE * FEW);
     m.best = (candidate *)(m.ends + 64);
@@ -685,7 +676,6 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
                                    lane % 4,
                                    base,
                                    {},
-                                   address_in(base, warp),
                                    {},
                                    {}};
         for (int i = 0; i < CLUSTER / 2; i++)

@@ -75,17 +75,18 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
         barrier_arrive(next.full_now()); /* nothing comes to this one: on to its next use */
     }
 
-    /* N tiles, TOGETHER of them in a group, each of STAGES stages: FIRST bytes, and SECOND. */
-    __device__ __forceinline__ void tiles(int n, int together, int stages, uint32_t first,
-                                          uint32_t second)
+    /* N tiles, TOGETHER of them in a group, each of a stage of FIRST bytes and, if SECOND is not 0,
+     * one of SECOND. */
+    __device__ __forceinline__ void tiles(int n, int together, uint32_t first, uint32_t second)
     {
+        int stages = second ? 2 : 1;
 #pragma unroll 1
         for (int i = 0; i < n; i += together) {
             int here = min(together, n - i);
             begin_group(here * (first + second));
 #pragma unroll 1
             for (int j = 0; j < here * stages; j++) {
-                uint32_t bytes = j % 2 ? second : first;
+                uint32_t bytes = second && j % 2 ? second : first;
                 if (j)
                     more();
                 bulk_copy(next.stage(), from, bytes, group, true);
@@ -154,14 +155,14 @@ __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_sh
             if (what == KEYS_OF_HEADS)
                 f.keys(p.layers[i], keys, lot);
             else if (what == PROJECT_CHUNKS)
-                f.tiles(n, 1, 1, bml_cuda_proj_bytes(&s, u), 0);
+                f.tiles(n, 1, bml_cuda_proj_bytes(&s, u), 0);
             else if (what == CONTRACT_TILES)
-                f.tiles(n, 1, 1, bml_cuda_column_bytes(&s, u, BML_CUDA_STAGE_TILES), 0);
+                f.tiles(n, p.columns, bml_cuda_column_bytes(&s, u, BML_CUDA_STAGE_TILES), 0);
             else if (what == CONTRACT_REST)
-                f.tiles(n, 1, 1,
-                        bml_cuda_column_bytes(&s, u, s.clusters_tiles % BML_CUDA_STAGE_TILES), 0);
+                f.tiles(n, 1, bml_cuda_column_bytes(&s, u, s.clusters_tiles % BML_CUDA_STAGE_TILES),
+                        0);
             else
-                f.tiles(n, together_for(N_EMBD), 2,
+                f.tiles(n, together_for(N_EMBD),
                         p.chunks * (what == HEAD_TILES ? head : u).first_bytes,
                         p.chunks * (what == HEAD_TILES ? head : u).second_bytes);
         }

@@ -266,7 +266,7 @@ static size_t bytes_of_few(const arguments *p)
 {
     int partial = p->tiles * WARPS * TILE * FEW;
     int floats = 2 * WARPS + partial + bml_cuda_larger(FOUND, partial) + 64;
-    int operands = FEW * (bml_cuda_few_pitch(p->plan.n_embd) + p->hidden + p->tiles * HIDDEN + 8);
+    int operands = FEW * (bml_cuda_few_pitch(p->plan.n_embd) + p->hidden);
     return 4 * (size_t)floats + 2 * (size_t)operands + WARPS * FEW * sizeof(candidate);
 }
 
@@ -307,6 +307,9 @@ static size_t lay_out(arguments *p, const bml_device *device, bml_weight_format 
     if (fixed + least * stage > room)
         return 0;
     p->n_stages = (int)((room - fixed) / stage);
+    /* One token waits for four stages at once where they are a third of the ring at most; where
+     * keys need most of it, a stage is used when it is there. */
+    p->columns = p->n_tokens == 1 && p->n_stages >= 12 ? 4 : 1;
     return fixed + p->n_stages * stage;
 }
 

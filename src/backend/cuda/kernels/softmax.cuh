@@ -19,6 +19,16 @@ __device__ static float most_of(float a, float b)
     return most;
 }
 
+/* The largest of all lanes', in one instruction of integers that are in the order of the floats. A
+ * NaN without a sign is the largest; one with a sign is the smallest. Needs compute capability 8.0.
+ */
+__device__ static float largest_of_warp(float x)
+{
+    int i = __float_as_int(x);
+    i = __reduce_max_sync(~0u, i ^ (i >> 31 & 0x7fffffff));
+    return __int_as_float(i ^ (i >> 31 & 0x7fffffff));
+}
+
 /* What a lane has of one: eight elements of v, of the keys that its group looks at. */
 struct softmax_state {
     float top = -FLT_MAX, sum = 0, v[8] = {};
