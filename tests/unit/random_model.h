@@ -8,6 +8,7 @@
 
 typedef struct random_shape {
     int n_embd, n_head, n_inner;
+    double scale; /* of x, and so of what is added to it; 0: 1 */
 } random_shape;
 
 enum { RANDOM_LAYERS = 2, RANDOM_POSITIONS = 192, RANDOM_VOCAB = 515 };
@@ -39,16 +40,16 @@ static inline void add_random_norm(container_builder *b, uint64_t *seed, const c
     add_random(b, seed, full, 1, n, 0, 0.3);
 }
 
-/* A product whose outputs are about as large as its inputs: none is drowned out by what the others
- * add to x. */
+/* A product whose outputs are about SCALE times as large as its inputs: with 1 none is drowned out
+ * by what the others add to x. */
 static inline void add_random_linear(container_builder *b, uint64_t *seed, int layer,
-                                     const char *name, int n_in, int n_out)
+                                     const char *name, int n_in, int n_out, double scale)
 {
     char full[128];
     snprintf(full, sizeof full, "h.%d.%s.weight", layer, name);
-    add_random(b, seed, full, n_in, n_out, 0, 2 / sqrt(n_in));
+    add_random(b, seed, full, n_in, n_out, 0, scale * 2 / sqrt(n_in));
     snprintf(full, sizeof full, "h.%d.%s.bias", layer, name);
-    add_random(b, seed, full, 1, n_out, 0, 0.3);
+    add_random(b, seed, full, 1, n_out, 0, scale * 0.3);
 }
 
 /* The directory of a new model; remove_tree() removes it. */
@@ -57,17 +58,18 @@ static inline char *make_random_model(const random_shape *s, uint64_t seed)
     char name[64], *directory = make_temp();
     container_builder b = {0};
     int e = s->n_embd;
-    add_random(&b, &seed, "wte.weight", RANDOM_VOCAB, e, 0, 1);
-    add_random(&b, &seed, "wpe.weight", RANDOM_POSITIONS, e, 0, 1);
+    double scale = s->scale > 0 ? s->scale : 1;
+    add_random(&b, &seed, "wte.weight", RANDOM_VOCAB, e, 0, scale);
+    add_random(&b, &seed, "wpe.weight", RANDOM_POSITIONS, e, 0, scale);
     for (int i = 0; i < RANDOM_LAYERS; i++) {
         snprintf(name, sizeof name, "h.%d.ln_1", i);
         add_random_norm(&b, &seed, name, e);
-        add_random_linear(&b, &seed, i, "attn.c_attn", e, 3 * e);
-        add_random_linear(&b, &seed, i, "attn.c_proj", e, e);
+        add_random_linear(&b, &seed, i, "attn.c_attn", e, 3 * e, 1);
+        add_random_linear(&b, &seed, i, "attn.c_proj", e, e, scale);
         snprintf(name, sizeof name, "h.%d.ln_2", i);
         add_random_norm(&b, &seed, name, e);
-        add_random_linear(&b, &seed, i, "mlp.c_fc", e, s->n_inner);
-        add_random_linear(&b, &seed, i, "mlp.c_proj", s->n_inner, e);
+        add_random_linear(&b, &seed, i, "mlp.c_fc", e, s->n_inner, 1);
+        add_random_linear(&b, &seed, i, "mlp.c_proj", s->n_inner, e, scale);
     }
     add_random_norm(&b, &seed, "ln_f", e);
     add_random(&b, &seed, "lm_head.weight", RANDOM_VOCAB, e, 0, 1);

@@ -383,8 +383,9 @@ static void test_widths(void **state)
 {
     (void)state;
     static const random_shape shapes[] = {
-        {128, 2, 512},  {192, 3, 768},   {320, 5, 1280},   {448, 7, 1792},   {192, 3, 400},
-        {256, 2, 1024}, {768, 12, 3072}, {1024, 16, 4096}, {1280, 20, 5120}, {1600, 25, 6400}};
+        {128, 2, 512, 0},    {192, 3, 768, 0},   {320, 5, 1280, 0},  {448, 7, 1792, 0},
+        {192, 3, 400, 0},    {256, 2, 1024, 0},  {768, 12, 3072, 0}, {1024, 16, 4096, 0},
+        {1280, 20, 5120, 0}, {1600, 25, 6400, 0}};
     static const bml_dtype kv[] = {BML_F32, BML_BF16, BML_F16};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         if (few_tests && i != 1 && i != 6)
@@ -406,6 +407,39 @@ static void test_widths(void **state)
         }
         remove_tree(directory);
     }
+}
+
+/* Values of x that are small or large; what sums of 64 bits have no room for is no logit. */
+static void test_scales(void **state)
+{
+    (void)state;
+    static const random_shape shapes[] = {{192, 3, 768, 1e-3},   {192, 3, 768, 1e5},
+                                          {768, 12, 3072, 1e-3}, {768, 12, 3072, 1e5},
+                                          {192, 3, 768, 1e8},    {768, 12, 3072, 1e8}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int format = BML_WEIGHTS_F32; format <= BML_WEIGHTS_BF16; format++) {
+            char name[64], *directory = make_random_model(&shapes[i], i);
+            snprintf(name, sizeof name, "n_embd %d, scale %g", shapes[i].n_embd, shapes[i].scale);
+            bml_model_options options = {BML_BACKEND_CUDA, (bml_weight_format)format};
+            bml_dtype kv = format == BML_WEIGHTS_F32 ? BML_F32 : BML_BF16;
+            bml_model *model;
+            ok(bml_model_load(directory, &options, &model, &failure));
+            if (shapes[i].scale < 1e8) {
+                check_steps(model, name, (bml_weight_format)format, kv);
+                check_few(model, name, (bml_weight_format)format, kv);
+            } else {
+                bml_session *s = session_on(model, (bml_session_options){.n_slots = 2});
+                const bml_batch_token batch[] = {{1, 0, true}, {2, 1, true}};
+                int32_t next[2];
+                for (size_t n = 1; n <= 2 && s->queue->device->n_clusters; n++)
+                    if (n == 1 || format == BML_WEIGHTS_BF16)
+                        assert_int_equal(bml_session_eval_argmax(s, batch, n, next, &failure),
+                                         BML_ERR_NUMERIC);
+                bml_session_free(s);
+            }
+            bml_model_free(model);
+            remove_tree(directory);
+        }
 }
 
 /* The device's argmax against the logits it is taken from, for one and for many sequences. */
@@ -609,8 +643,8 @@ int main(void)
         cmocka_unit_test(test_batches),     cmocka_unit_test(test_chains),
         cmocka_unit_test(test_chain_ends),  cmocka_unit_test(test_chains_in_threads),
         cmocka_unit_test(test_patience),    cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_widths),      cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_kv_dtype),
+        cmocka_unit_test(test_widths),      cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_sampling),    cmocka_unit_test(test_kv_dtype),
     };
     bml_device *device;
     if (bml_backend_cuda()->open(&device, &failure)) {

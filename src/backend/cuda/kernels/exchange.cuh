@@ -3,7 +3,7 @@
  * very words that it needs, and these say for themselves whether they are complete. All words are 0
  * before the launch.
  *
- * A sum is a word of 64 bits to which everybody adds: above, in units of 2^-31, what it amounts to;
+ * A sum is a word of 64 bits to which everybody adds: above, in units of 2^-28, what it amounts to;
  * below, how many have added something, modulo 32, and how many of these had what does not fit,
  * likewise. Integers add up to the same whoever comes first. A sum goes on from use to use: what a
  * reader looks for is the difference to what it saw last, to which N have added. The next use may
@@ -21,12 +21,12 @@ enum { POLL_LIMIT = 1 << 24 };
 
 enum { SUM_COUNT = 31, SUM_UNFIT = 31 << 5, SUM_SHIFT = 10 };
 
-/* Adds V to a sum, if no larger than 2^17, so that no 31 of them overflow; else what makes it NaN.
+/* Adds V to a sum, if no larger than 2^20, so that no 31 of them overflow; else what makes it NaN.
  */
 __device__ static inline void add_to(uint64_t *sum, float v)
 {
-    bool fits = fabsf(v) <= 0x1p17f;
-    uint64_t some = (uint64_t)__float2ll_rn(v * 0x1p31f) << SUM_SHIFT | 1;
+    bool fits = fabsf(v) <= 0x1p20f;
+    uint64_t some = (uint64_t)__float2ll_rn(v * 0x1p28f) << SUM_SHIFT | 1;
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(sum),
                  "l"(fits ? some : (uint64_t)(1 << 5 | 1))
                  : "memory");
@@ -44,7 +44,7 @@ __device__ static inline ulonglong2 load_sums(const uint64_t *from)
 __device__ static inline float added(uint64_t difference)
 {
     return difference & SUM_UNFIT ? __int_as_float(0x7fffffff)
-                                  : __ll2float_rn((long long)difference) * 0x1p-41f;
+                                  : __ll2float_rn((long long)difference) * 0x1p-38f;
 }
 
 /* Waits until N more have added to a sum than when it was LAST. */
