@@ -24,10 +24,12 @@ enum {
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * VL,
     STREAM_VECS = 2,
-    STREAM_WIDE = 4,    /* for one or two tokens: one row, this many vectors of it */
-    AHEAD_BYTES = 8192, /* and memory is asked so far ahead */
-    AHEAD_ROWS = 16     /* the same for panels, which are pieces of rows: too short a stream for the
-                            processor's own prefetchers */
+    STREAM_WIDE = 4,             /* for one or two tokens: one row, this many vectors of it */
+    AHEAD_BYTES = 8192,          /* and memory is asked so far ahead */
+    LOT_ROWS = VL == 8 ? 64 : 0, /* rows of a lot for several tokens; 0: no lots */
+    LOT_OUTS = 4096,             /* and its outputs: half of the nearest cache */
+    AHEAD_ROWS = 16 /* the same for panels, which are pieces of rows: too short a stream for the
+                        processor's own prefetchers */
 };
 _Static_assert((int)TILE_COLS <= (int)BML_CPU_PANEL, "scratch");
 
@@ -114,6 +116,76 @@ static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_
         stream_row(j, dtype, sums, row, begin, end);
 }
 
+/* A tile of a lot: rows of W from column COL on, the same of NEXT asked for. */
+static inline __attribute__((always_inline)) void lot_tile(bml_dtype dtype, const char *w,
+                                                           size_t row_bytes, size_t col,
+                                                           const char *next, const float *x,
+                                                           float *out, size_t n_tokens)
+{
+    vf wr[STREAM_ROWS][STREAM_VECS];
+    FOR_EACH (r, STREAM_ROWS) {
+        __builtin_prefetch(next + r * row_bytes, 0, 2);
+        FOR_EACH (v, STREAM_VECS)
+            wr[r][v] = vf_load_as(dtype, w + r * row_bytes, col + v * VL);
+    }
+    for (size_t t = 0; t < n_tokens; t++, x += STREAM_ROWS, out += STREAM_VECS * VL) {
+        vf acc[STREAM_VECS];
+        FOR_EACH (v, STREAM_VECS)
+            acc[v] = vf_load(out + v * VL);
+        FOR_EACH (r, STREAM_ROWS)
+            FOR_EACH (v, STREAM_VECS)
+                acc[v] = vf_fma(vf_set1(x[r]), wr[r][v], acc[v]);
+        FOR_EACH (v, STREAM_VECS)
+            vf_store(out + v * VL, acc[v]);
+    }
+}
+
+/*
+ * The same for several tokens in lots, of LOT_ROWS rows and as many columns as LOT_OUTS says.
+ * Tokens lie a multiple of 4096 bytes apart, more often than not, which are all in the same few
+ * places of the nearest cache, so a lot's inputs and outputs are copied to where they lie side by
+ * side, in the order of use. A tile asks for the memory of the one in the next lot.
+ */
+static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_dtype dtype,
+                                                              float *sums, size_t first,
+                                                              size_t last, size_t begin, size_t end)
+{
+    enum { COLS = STREAM_VECS * VL, MOST = LOT_ROWS ? LOT_ROWS : 1 };
+    float xs[MOST * BML_CPU_OWN_ROWS]; /* [rows / STREAM_ROWS][n_tokens][STREAM_ROWS] */
+    float outs[LOT_OUTS];              /* [columns / COLS][n_tokens][COLS] */
+    size_t n = j->n_tokens, row_bytes = j->n_out * bml_dtype_size(dtype), row, rows;
+    size_t most = LOT_OUTS / n / COLS * COLS, wide = end - (end - begin) % COLS;
+    for (row = first; row + STREAM_ROWS <= last; row += rows) {
+        const char *w = (const char *)j->w->buffer.data + row * row_bytes;
+        rows = last - row < MOST ? (last - row) / STREAM_ROWS * STREAM_ROWS : MOST;
+        for (size_t i = 0; i < rows * n; i += STREAM_ROWS)
+            memcpy(xs + i,
+                   j->x + i / STREAM_ROWS % n * j->n_in + row + i / n / STREAM_ROWS * STREAM_ROWS,
+                   STREAM_ROWS * sizeof *xs);
+        for (size_t col = begin, cols; col < wide; col += cols) {
+            cols = wide - col < most ? wide - col : most;
+            const char *ahead =
+                w + (col + cols < wide ? (col + cols) * bml_dtype_size(dtype)
+                                       : rows * row_bytes + begin * bml_dtype_size(dtype));
+            for (size_t i = 0; i < cols * n; i += COLS)
+                memcpy(outs + i, sums + i / COLS % n * j->n_out + col + i / n / COLS * COLS,
+                       COLS * sizeof *outs);
+            for (size_t r = 0; r < rows; r += STREAM_ROWS)
+                for (size_t c = 0; c < cols; c += COLS)
+                    lot_tile(dtype, w + r * row_bytes, row_bytes, col + c,
+                             ahead + r * row_bytes + c * bml_dtype_size(dtype), xs + r * n,
+                             outs + c * n, n);
+            for (size_t i = 0; i < cols * n; i += COLS)
+                memcpy(sums + i / COLS % n * j->n_out + col + i / n / COLS * COLS, outs + i,
+                       COLS * sizeof *outs);
+        }
+        for (size_t r = row; r < row + rows; r++)
+            stream_row(j, dtype, sums, r, wide, end);
+    }
+    for (; row < last; row++)
+        stream_row(j, dtype, sums, row, begin, end);
+}
+
 static inline __attribute__((always_inline)) void stream_as(const job *j, bml_dtype dtype,
                                                             float *sums, size_t first, size_t last,
                                                             size_t begin, size_t end)
@@ -122,6 +194,8 @@ static inline __attribute__((always_inline)) void stream_as(const job *j, bml_dt
      * outputs between cache and registers. */
     if (j->n_tokens <= 2)
         stream_rows(j, dtype, sums, 1, STREAM_WIDE, AHEAD_BYTES, first, last, begin, end);
+    else if (LOT_ROWS)
+        stream_lots(j, dtype, sums, first, last, begin, end);
     else
         stream_rows(j, dtype, sums, STREAM_ROWS, STREAM_VECS,
                     STREAM_ROWS * j->n_out * bml_dtype_size(dtype), first, last, begin, end);
