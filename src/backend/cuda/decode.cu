@@ -68,9 +68,9 @@ template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD>
 struct worker : computing_warp<F, N_EMBD> {
     typedef computing_warp<F, N_EMBD> base;
     using base::adding, base::attend_heads, base::chunks, base::CHUNKS, base::complete, base::has,
-        base::head_dim, base::lane, base::most, base::n_embd, base::p, base::plan, base::r, base::s,
-        base::slice, base::SLICE, base::slice_first, base::slice_tiles, base::sum_projection,
-        base::sums_of, base::TILES, base::warp;
+        base::head_dim, base::lane, base::most, base::n_embd, base::p, base::plan, base::r,
+        base::row_scale, base::s, base::slice, base::SLICE, base::slice_first, base::slice_tiles,
+        base::sum_projection, base::sums_of, base::TILES, base::warp;
     using typename base::format;
 
     const memory_map &m;
@@ -332,13 +332,6 @@ struct worker : computing_warp<F, N_EMBD> {
     struct row_scales {
         float of[TILES];
     };
-
-    __device__ __forceinline__ float row_scale(int layer, int matrix, int row) const
-    {
-        if (F != BML_WEIGHTS_Q4)
-            return 1;
-        return __ldg(p.vectors.data + layer * p.vectors.layer + p.vectors.row_scale[matrix] + row);
-    }
 
     __device__ __forceinline__ row_scales scales_of(int layer, int matrix) const
     {
@@ -608,7 +601,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     } else {
         clear_next(p.out);
         if (threadIdx.x == COMPUTE)
-            fill<F, HEAD, N_EMBD, 2, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank), 1);
+            fill<F, HEAD, N_EMBD, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank), 1);
     }
     __syncwarp();
     meet_cluster(); /* nobody leaves while another may still send to it */

@@ -267,15 +267,20 @@ template <bml_weight_format F, int N_EMBD> struct computing_warp : shape<N_EMBD>
         }
     }
 
-    /* Of a product's output, whose bias is at BIAS in a layer's vectors. */
+    /* What a row's sum is to be multiplied by. */
+    __device__ __forceinline__ float row_scale(int layer, int matrix, int row) const
+    {
+        if (F != BML_WEIGHTS_Q4)
+            return 1;
+        return __ldg(p.vectors.data + layer * p.vectors.layer + p.vectors.row_scale[matrix] + row);
+    }
+
+    /* A product's output. */
     __device__ __forceinline__ float complete(float sum, float bias, int layer, int matrix,
                                               int row) const
     {
         if (F == BML_WEIGHTS_Q4)
-            return fmaf(
-                sum,
-                __ldg(p.vectors.data + layer * p.vectors.layer + p.vectors.row_scale[matrix] + row),
-                bias);
+            return fmaf(sum, row_scale(layer, matrix, row), bias);
         return sum + bias;
     }
 

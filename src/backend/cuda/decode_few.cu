@@ -687,7 +687,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
         if (s.rank < p.n_tokens)
             keys = {p.slot[s.rank], 0, p.position[s.rank]};
         if (threadIdx.x == COMPUTE)
-            fill<F, F, N_EMBD, 2, 1>(r, p, s, keys, few_worker<F, N_EMBD>::lot_of(p));
+            fill<F, F, N_EMBD, 1>(r, p, s, keys, few_worker<F, N_EMBD>::lot_of(p));
     }
     __syncwarp();
     meet_cluster(); /* nobody leaves while another may still send to it */

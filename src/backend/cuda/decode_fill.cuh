@@ -15,21 +15,19 @@ struct run {
 
 /*
  * One thread that sees the ring from the other side. Stages that are used together arrive at the
- * first one's mbarrier. No more than AHEAD such groups are on their way at once, what keeps the
+ * first one's mbarrier. No more than two such groups are on their way at once, what keeps the
  * memory busy: more would only queue up, and what blocks tell each other would wait in that queue.
  * See decode.cuh for ABREAST and KEY_STAGES.
  */
-template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
+template <int ABREAST, int KEY_STAGES> struct filler {
     const arguments &p;
     const bml_cuda_share &s;
     ring next;
     int begun;              /* stages, this one included */
     uint32_t group, parity; /* mbarrier of this group, and which its first stage was */
     int group_at;
-    uint32_t before, before_parity; /* of the ones before; 0: none yet */
+    uint32_t before, before_parity; /* of the one before; 0: none yet */
     int before_at;
-    uint32_t earlier, earlier_parity;
-    int earlier_at;
     const char *from;
 
     __device__ __forceinline__ void advance()
@@ -38,25 +36,12 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
         begun++;
     }
 
-    /* Waits for a group to be there. If its stage has been filled again since, it was. */
-    __device__ __forceinline__ void await(uint32_t barrier, uint32_t of_parity, int at) const
-    {
-        if (barrier && begun - at <= next.n_stages)
-            barrier_wait(barrier, of_parity);
-    }
-
-    /* Begins a group of which BYTES will come. */
+    /* Begins a group of which BYTES will come, when the one before the last is there: if its first
+     * stage has been filled again since, it was. */
     __device__ __forceinline__ void begin_group(uint32_t bytes)
     {
-        if (AHEAD == 1)
-            await(group, parity, group_at);
-        else if (AHEAD == 2)
-            await(before, before_parity, before_at);
-        else
-            await(earlier, earlier_parity, earlier_at);
-        earlier = before;
-        earlier_parity = before_parity;
-        earlier_at = before_at;
+        if (before && begun - before_at <= next.n_stages)
+            barrier_wait(before, before_parity);
         before = group;
         before_parity = parity;
         before_at = group_at;
@@ -131,14 +116,14 @@ template <int AHEAD, int ABREAST, int KEY_STAGES> struct filler {
     }
 };
 
-template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD, int AHEAD, int ABREAST>
+template <bml_weight_format F, bml_weight_format HEAD, int N_EMBD, int ABREAST>
 __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_share &s, run keys,
                             int lot)
 {
     enum { QKV_TILES, KEYS_OF_HEADS, PROJECT_CHUNKS, EXPAND_TILES, CONTRACT_TILES, CONTRACT_REST };
     enum { HEAD_TILES = CONTRACT_REST + 1 };
     constexpr bml_cuda_unit u = bml_cuda_unit_of(F), head = bml_cuda_unit_of(HEAD);
-    filler<AHEAD, ABREAST, key_stages_for(N_EMBD)> f = {p, s, r};
+    filler<ABREAST, key_stages_for(N_EMBD)> f = {p, s, r};
 #pragma unroll 1
     for (int i = 0; i < p.n_layer + p.want_row; i++) {
         bool last = i == p.n_layer;

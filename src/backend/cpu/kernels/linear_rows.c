@@ -45,26 +45,21 @@ static void inputs_of(const job *j, int half, size_t *first, size_t *last)
 /* ---- stream -----------------------------------------------------------------------------------*/
 
 /*
- * Adds ROWS rows of W, held in registers, to VECS vectors of every token's outputs, which pass
- * through. Meanwhile as many bytes are asked for from AHEAD bytes on, in the order of memory and
- * LINES a token: that is what the processor's own prefetchers take up. (Past the end of the
- * matrix this is harmless, a prefetch cannot fault.)
+ * Adds ROWS rows of W from column COL on, held in registers, to VECS vectors of every token's
+ * outputs, which pass through; tokens lie X_PITCH and OUT_PITCH floats apart. Meanwhile memory is
+ * asked for from NEXT on, LINES a token. (Past the end of the matrix this is harmless, a prefetch
+ * cannot fault.)
  */
-static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_dtype dtype,
-                                                              float *sums, size_t rows, size_t vecs,
-                                                              size_t row, size_t ahead,
-                                                              size_t lines, size_t col)
+static inline __attribute__((always_inline)) void
+stream_tile(bml_dtype dtype, size_t rows, size_t vecs, const char *w, size_t row_bytes, size_t col,
+            size_t n_tokens, const float *x, size_t x_pitch, float *out, size_t out_pitch,
+            const char *next, size_t lines)
 {
-    size_t size = bml_dtype_size(dtype), row_bytes = j->n_out * size;
-    const char *w = (const char *)j->w->buffer.data + row * row_bytes;
-    const char *next = w + rows * col * size + ahead;
     vf wr[STREAM_ROWS][STREAM_WIDE];
     FOR_EACH (r, rows)
         FOR_EACH (v, vecs)
             wr[r][v] = vf_load_as(dtype, w + r * row_bytes, col + v * VL);
-    for (size_t t = 0; t < j->n_tokens; t++) {
-        float *out = sums + t * j->n_out + col;
-        const float *x = j->x + t * j->n_in + row;
+    for (size_t t = 0; t < n_tokens; t++, x += x_pitch, out += out_pitch) {
         vf acc[STREAM_WIDE];
         for (size_t line = 0; line < lines; line++, next += 64)
             __builtin_prefetch(next);
@@ -97,47 +92,28 @@ static void stream_row(const job *j, bml_dtype dtype, float *sums, size_t row, s
     }
 }
 
-/* Rows first..last and columns begin..end, in tiles of ROWS x VECS vectors and what they leave. */
+/* Rows first..last and columns begin..end, in tiles of ROWS x VECS vectors and what they leave. A
+ * tile asks for as many bytes from AHEAD bytes on, in the order of memory: that is what the
+ * processor's own prefetchers take up. */
 static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_dtype dtype,
                                                               float *sums, size_t rows, size_t vecs,
                                                               size_t ahead, size_t first,
                                                               size_t last, size_t begin, size_t end)
 {
     size_t row = first, wide = end - (end - begin) % (vecs * VL);
-    size_t lines = rows * vecs * VL * bml_dtype_size(dtype) / 64;
+    size_t size = bml_dtype_size(dtype), row_bytes = j->n_out * size;
+    size_t lines = rows * vecs * VL * size / 64;
     lines = (lines + j->n_tokens - 1) / j->n_tokens;
     for (; row + rows <= last; row += rows) {
+        const char *w = (const char *)j->w->buffer.data + row * row_bytes;
         for (size_t col = begin; col < wide; col += vecs * VL)
-            stream_tile(j, dtype, sums, rows, vecs, row, ahead, lines, col);
+            stream_tile(dtype, rows, vecs, w, row_bytes, col, j->n_tokens, j->x + row, j->n_in,
+                        sums + col, j->n_out, w + rows * col * size + ahead, lines);
         for (size_t r = row; r < row + rows; r++)
             stream_row(j, dtype, sums, r, wide, end);
     }
     for (; row < last; row++)
         stream_row(j, dtype, sums, row, begin, end);
-}
-
-/* A tile of a lot: rows of W from column COL on, the same of NEXT asked for. */
-static inline __attribute__((always_inline)) void lot_tile(bml_dtype dtype, const char *w,
-                                                           size_t row_bytes, size_t col,
-                                                           const char *next, const float *x,
-                                                           float *out, size_t n_tokens)
-{
-    vf wr[STREAM_ROWS][STREAM_VECS];
-    FOR_EACH (r, STREAM_ROWS) {
-        __builtin_prefetch(next + r * row_bytes, 0, 2);
-        FOR_EACH (v, STREAM_VECS)
-            wr[r][v] = vf_load_as(dtype, w + r * row_bytes, col + v * VL);
-    }
-    for (size_t t = 0; t < n_tokens; t++, x += STREAM_ROWS, out += STREAM_VECS * VL) {
-        vf acc[STREAM_VECS];
-        FOR_EACH (v, STREAM_VECS)
-            acc[v] = vf_load(out + v * VL);
-        FOR_EACH (r, STREAM_ROWS)
-            FOR_EACH (v, STREAM_VECS)
-                acc[v] = vf_fma(vf_set1(x[r]), wr[r][v], acc[v]);
-        FOR_EACH (v, STREAM_VECS)
-            vf_store(out + v * VL, acc[v]);
-    }
 }
 
 /*
@@ -153,7 +129,7 @@ static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_
     enum { COLS = STREAM_VECS * VL, MOST = LOT_ROWS ? LOT_ROWS : 1 };
     float xs[MOST * BML_CPU_OWN_ROWS]; /* [rows / STREAM_ROWS][n_tokens][STREAM_ROWS] */
     float outs[LOT_OUTS];              /* [columns / COLS][n_tokens][COLS] */
-    size_t n = j->n_tokens, row_bytes = j->n_out * bml_dtype_size(dtype), row, rows;
+    size_t n = j->n_tokens, size = bml_dtype_size(dtype), row_bytes = j->n_out * size, row, rows;
     size_t most = LOT_OUTS / n / COLS * COLS, wide = end - (end - begin) % COLS;
     for (row = first; row + STREAM_ROWS <= last; row += rows) {
         const char *w = (const char *)j->w->buffer.data + row * row_bytes;
@@ -165,16 +141,17 @@ static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_
         for (size_t col = begin, cols; col < wide; col += cols) {
             cols = wide - col < most ? wide - col : most;
             const char *ahead =
-                w + (col + cols < wide ? (col + cols) * bml_dtype_size(dtype)
-                                       : rows * row_bytes + begin * bml_dtype_size(dtype));
+                w + (col + cols < wide ? (col + cols) * size : rows * row_bytes + begin * size);
             for (size_t i = 0; i < cols * n; i += COLS)
                 memcpy(outs + i, sums + i / COLS % n * j->n_out + col + i / n / COLS * COLS,
                        COLS * sizeof *outs);
             for (size_t r = 0; r < rows; r += STREAM_ROWS)
-                for (size_t c = 0; c < cols; c += COLS)
-                    lot_tile(dtype, w + r * row_bytes, row_bytes, col + c,
-                             ahead + r * row_bytes + c * bml_dtype_size(dtype), xs + r * n,
-                             outs + c * n, n);
+                for (size_t c = 0; c < cols; c += COLS) {
+                    FOR_EACH (i, STREAM_ROWS)
+                        __builtin_prefetch(ahead + (r + i) * row_bytes + c * size, 0, 2);
+                    stream_tile(dtype, STREAM_ROWS, STREAM_VECS, w + r * row_bytes, row_bytes,
+                                col + c, n, xs + r * n, STREAM_ROWS, outs + c * n, COLS, NULL, 0);
+                }
             for (size_t i = 0; i < cols * n; i += COLS)
                 memcpy(sums + i / COLS % n * j->n_out + col + i / n / COLS * COLS, outs + i,
                        COLS * sizeof *outs);
