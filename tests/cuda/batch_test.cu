@@ -97,7 +97,7 @@ static void test_product(bml_dtype type, int m, int n, int k, bml_cuda_epilogue 
             T *values = own.keep(poison_new<T>(cache_count));
             p.out = parts ? (void *)wide : narrow;
             p.cache = {keys, values, SLOTS, heads, CONTEXT, dim};
-            CHECK(bml_cuda_product_batch(&p, {columns, split}, 0));
+            CHECK(bml_cuda_product_batch(&p, {columns, split}, NULL, 0));
             CHECK(cudaDeviceSynchronize());
             std::vector<float> got32 = fetch(wide, out_count + 8);
             std::vector<T> got16 = fetch(narrow, out_count + 8);
@@ -217,7 +217,7 @@ template <typename T> static void test_attention(bml_dtype type, int n, int dim,
     a.q = q, a.out = out, a.cache = {k, v, n, HEADS, CONTEXT, dim};
     int32_t *slots = owned.keep(upload(slot.data(), n)),
             *positions = owned.keep(upload(position.data(), n));
-    CHECK(bml_cuda_attention_decode(&a, slots, positions, 132, clusters, 0));
+    CHECK(bml_cuda_attention_decode(&a, slots, positions, clusters, 0));
     CHECK(cudaDeviceSynchronize());
     std::vector<T> got = fetch(out, out_count + 8), hq = fetch(q, (size_t)n * a.q_pitch);
     std::vector<T> hk = fetch(k, cache_count), hv = fetch(v, cache_count);
@@ -244,7 +244,7 @@ template <typename T> static void test_attention(bml_dtype type, int n, int dim,
         }
     d.stray = !poisoned(got[out_count]);
     CHECK(cudaMemset(q, 0xff, sizeof(T))); /* token 0 sees its own key alone; NaN stays */
-    CHECK(bml_cuda_attention_decode(&a, slots, positions, 132, clusters, 0));
+    CHECK(bml_cuda_attention_decode(&a, slots, positions, clusters, 0));
     CHECK(cudaDeviceSynchronize());
     d.stray |= !poisoned(fetch(out, 1)[0]);
     char name[80];

@@ -12,8 +12,7 @@ extern "C" {
  * memory), whose key and value are in the cache. Those before it are read without waiting: no
  * kernel that may still run writes them. Tiles are not looked at. Heads of 64 or 128. */
 cudaError_t bml_cuda_attention_decode(const bml_cuda_attention *attention, const int32_t *slot,
-                                      const int32_t *position, int n_multiprocessors, bool clusters,
-                                      cudaStream_t stream);
+                                      const int32_t *position, bool clusters, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

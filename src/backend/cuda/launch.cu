@@ -8,6 +8,9 @@ cudaError_t bml_cuda_current_chip(bml_cuda_chip *chip)
         error = cudaDeviceGetAttribute(&chip->major, cudaDevAttrComputeCapabilityMajor, device);
     if (!error)
         error = cudaDeviceGetAttribute(&chip->units, cudaDevAttrMultiProcessorCount, device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&chip->shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                       device);
     return error;
 }
 

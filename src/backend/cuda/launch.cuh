@@ -8,9 +8,10 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
-/* Of the current device: the first number of its compute capability, and its multiprocessors. */
+/* Of the current device: the first number of its compute capability, its multiprocessors, and the
+ * bytes of shared memory of one of them. */
 typedef struct bml_cuda_chip {
-    int major, units;
+    int major, units, shared;
 } bml_cuda_chip;
 
 extern "C" cudaError_t bml_cuda_current_chip(bml_cuda_chip *chip);

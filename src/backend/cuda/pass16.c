@@ -142,8 +142,8 @@ static void multiply(const pass *p, const bml_cuda_product *product)
                                 : bml_cuda_product16(product, p->queue->stream));
 }
 
-/* x += product with l */
-static void add_product(pass *p, const bml_buffer *x, const bml_linear_weights *l)
+/* x += product with l; the attention that comes next is that of layer NEXT, -1: none does. */
+static void add_product(pass *p, const bml_buffer *x, const bml_linear_weights *l, int next)
 {
     bml_cuda_product sum = product_of(p, &p->a->x, x, l, BML_CUDA_RESIDUAL, -1, p->n_tokens);
     if (!p->batched) {
@@ -154,7 +154,11 @@ static void add_product(pass *p, const bml_buffer *x, const bml_linear_weights *
     sum.out = p->queue->scratch;
     bml_cuda_cut cut = bml_cuda_batch_cut(&sum, max_split(p));
     p->n_sums = cut.split;
-    bml_cuda_note(p->queue, bml_cuda_product_batch(&sum, cut, p->queue->stream));
+    bml_cuda_keys_ahead ahead = {.n_queries = 0};
+    if (next >= 0)
+        ahead = (bml_cuda_keys_ahead){cache_of(p, next), p->batch.slot, p->batch.position,
+                                      p->n_tokens * p->cache->n_head};
+    bml_cuda_note(p->queue, bml_cuda_product_batch(&sum, cut, &ahead, p->queue->stream));
 }
 
 static bml_cuda_ahead ahead_of(const bml_linear_weights *l, const bml_linear_weights *then)
@@ -202,8 +206,8 @@ static void norm_product(pass *p, bml_buffer *out, const bml_norm_weights *n, co
     }
     norm(p, n, row, n_rows, ahead_of(l, then));
     if (p->batched && epilogue != BML_CUDA_STORE32)
-        bml_cuda_note(p->queue,
-                      bml_cuda_product_batch(&normed, bml_cuda_batch_cut(&normed, 1), stream));
+        bml_cuda_note(p->queue, bml_cuda_product_batch(&normed, bml_cuda_batch_cut(&normed, 1),
+                                                       NULL, stream));
     else
         multiply(p, &normed);
 }
@@ -222,7 +226,6 @@ static void attend(const pass *p, int layer)
                                     .scale = bml_attention_scale(&p->w->config, layer)};
     bml_cuda_note(p->queue,
                   p->alone ? bml_cuda_attention_decode(&attention, p->batch.slot, p->batch.position,
-                                                       device->n_multiprocessors,
                                                        device->capability >= 90, p->queue->stream)
                            : bml_cuda_attention16(&attention, p->queue->stream));
 }
@@ -291,10 +294,10 @@ static void enqueue(pass *p, int n_valid)
         const bml_layer_weights *l = &p->w->layers[i];
         norm_product(p, &a->q, &l->ln_1, NULL, &l->c_attn, &l->c_proj, BML_CUDA_QKV, i, n);
         attend(p, i);
-        add_product(p, &a->merged, &l->c_proj);
+        add_product(p, &a->merged, &l->c_proj, -1);
         norm_product(p, &a->hidden, &l->ln_2, NULL, &l->c_fc, &l->mlp_c_proj, BML_CUDA_ACTIVATION,
                      i, n);
-        add_product(p, &a->hidden, &l->mlp_c_proj);
+        add_product(p, &a->hidden, &l->mlp_c_proj, i + 1 < n_layer ? i + 1 : -1);
     }
     if (p->queue->batch->n_rows)
         choose(p, n_valid);

@@ -23,10 +23,19 @@ typedef struct bml_cuda_cut {
  * BML_CUDA_MAX_SPLIT). No columns: bml_cuda_product16 has to make it. */
 bml_cuda_cut bml_cuda_batch_cut(const bml_cuda_product *product, int max_split);
 
+/* Keys and values that an attention will read, each head's of each token up to its position: query
+ * q is of head q % H of token q / H. slot and position [n_queries / H] are device memory. */
+typedef struct bml_cuda_keys_ahead {
+    bml_cuda_cache16 cache;
+    const int32_t *slot, *position;
+    int n_queries;
+} bml_cuda_keys_ahead;
+
 /* What bml_cuda_product16 does. Of a STORE32 each part goes to an out of its own, [m, out_pitch]
- * after [m, out_pitch]; their sum is the product. Compute capability 9.0. */
+ * after [m, out_pitch]; their sum is the product. AHEAD, if not NULL, is what an attention soon
+ * reads: some of it is brought to the L2 cache while memory idles. Compute capability 9.0. */
 cudaError_t bml_cuda_product_batch(const bml_cuda_product *product, bml_cuda_cut cut,
-                                   cudaStream_t stream);
+                                   const bml_cuda_keys_ahead *ahead, cudaStream_t stream);
 
 /* Whether bml_cuda_norm_batch takes rows of N_EMBD elements. */
 bool bml_cuda_takes_norm_batch(int n_embd);

@@ -20,6 +20,10 @@ enum {
     MAX_SLOTS = 16,
     A_BYTES = ROWS * DEPTH * 2,
     SHARED = 224 << 10,
+    AHEAD_QUERIES = 96, /* at most, every eighth, whose keys are brought to L2 */
+    AHEAD_APART = 8,
+    AHEAD_BYTES = 64 << 10, /* of keys, and of values, of one */
+    AHEAD_PIECE = AHEAD_BYTES / 16,
 };
 
 /* What a block has in shared memory, from a multiple of 1024 on; sums take the ring's place. */
@@ -88,11 +92,31 @@ static __device__ __forceinline__ void put(const quad &q, float4 one, float4 two
     }
 }
 
+/* Brings this block's part of what comes next to L2, by a warp: of every few queries one's first
+ * keys and values. Were it those of all, less of each, all would wait for memory at the same time;
+ * were it more, it would still be on its way when the kernels that follow want their own. */
+static __device__ void bring_keys(const bml_cuda_keys_ahead &ahead, int lane)
+{
+    int n_blocks = gridDim.x * gridDim.y * gridDim.z;
+    int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    int n = min(ahead.n_queries / AHEAD_APART, (int)AHEAD_QUERIES), h = ahead.cache.n_head;
+    for (int i = block; i < n; i += n_blocks) {
+        int t = i * AHEAD_APART / h, row_bytes = 2 * ahead.cache.head_dim;
+        size_t head = (size_t)ahead.slot[t] * h + i * AHEAD_APART % h;
+        const char *of = (const char *)(lane < 16 ? ahead.cache.k : ahead.cache.v);
+        int bytes = min(ahead.position[t] * row_bytes, (int)AHEAD_BYTES),
+            at = lane % 16 * AHEAD_PIECE;
+        if (at < bytes)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                             of + head * ahead.cache.n_ctx * row_bytes + at),
+                         "r"(min(bytes - at, (int)AHEAD_PIECE)));
+    }
+}
+
 template <typename T, int COLUMNS, bml_cuda_epilogue EPILOGUE>
-static __global__ __launch_bounds__(THREADS,
-                                    1) void product(const __grid_constant__ CUtensorMap map_a,
-                                                    const __grid_constant__ CUtensorMap map_w,
-                                                    const __grid_constant__ bml_cuda_product p)
+static __global__ __launch_bounds__(THREADS, 1) void product(
+    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_w,
+    const __grid_constant__ bml_cuda_product p, const __grid_constant__ bml_cuda_keys_ahead ahead)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     using size = sizes<COLUMNS>;
@@ -138,6 +162,7 @@ static __global__ __launch_bounds__(THREADS,
             }
         __syncwarp();
         allow_next(); /* not before: what it loads would be in the way */
+        bring_keys(ahead, lane);
         return;
     }
     quad quads[size::EACH];
@@ -240,7 +265,8 @@ bml_cuda_cut bml_cuda_batch_cut(const bml_cuda_product *p, int max_split)
 }
 
 template <typename T, int COLUMNS>
-static cudaError_t launch(const bml_cuda_product *p, int split, cudaStream_t stream)
+static cudaError_t launch(const bml_cuda_product *p, int split, const bml_cuda_keys_ahead *ahead,
+                          cudaStream_t stream)
 {
     CUtensorMap map_a, map_w;
     uint64_t size_a[] = {(uint64_t)p->k, (uint64_t)p->m}, pitch_a = (uint64_t)p->a_pitch;
@@ -250,7 +276,8 @@ static cudaError_t launch(const bml_cuda_product *p, int split, cudaStream_t str
         error = bml_cuda_tensor_map(&map_a, p->type, p->a, 2, size_a, &pitch_a, ROWS);
     if (error)
         return error;
-    void *arguments[] = {&map_a, &map_w, (void *)p};
+    bml_cuda_keys_ahead nothing = {};
+    void *arguments[] = {&map_a, &map_w, (void *)p, ahead ? (void *)ahead : &nothing};
     dim3 grid((unsigned)bml_cuda_divided_up(p->n, COLUMNS),
               (unsigned)bml_cuda_divided_up(p->m, ROWS), (unsigned)split);
     int steps = steps_of(p, split);
@@ -264,14 +291,16 @@ static cudaError_t launch(const bml_cuda_product *p, int split, cudaStream_t str
 }
 
 template <typename T>
-static cudaError_t launch_columns(const bml_cuda_product *p, bml_cuda_cut cut, cudaStream_t stream)
+static cudaError_t launch_columns(const bml_cuda_product *p, bml_cuda_cut cut,
+                                  const bml_cuda_keys_ahead *ahead, cudaStream_t stream)
 {
-    return cut.columns == 48 ? launch<T, 48>(p, cut.split, stream)
-                             : launch<T, 96>(p, cut.split, stream);
+    return cut.columns == 48 ? launch<T, 48>(p, cut.split, ahead, stream)
+                             : launch<T, 96>(p, cut.split, ahead, stream);
 }
 
-cudaError_t bml_cuda_product_batch(const bml_cuda_product *p, bml_cuda_cut cut, cudaStream_t stream)
+cudaError_t bml_cuda_product_batch(const bml_cuda_product *p, bml_cuda_cut cut,
+                                   const bml_cuda_keys_ahead *ahead, cudaStream_t stream)
 {
-    return p->type == BML_F16 ? launch_columns<__half>(p, cut, stream)
-                              : launch_columns<__nv_bfloat16>(p, cut, stream);
+    return p->type == BML_F16 ? launch_columns<__half>(p, cut, ahead, stream)
+                              : launch_columns<__nv_bfloat16>(p, cut, ahead, stream);
 }
