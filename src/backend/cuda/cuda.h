@@ -15,6 +15,8 @@ struct bml_device {
     int n_multiprocessors, capability; /* 90 for compute capability 9.0 */
     int n_clusters;                    /* of the one-launch step; 0: none, see decode.h */
     int shared_bytes;                  /* most shared memory that a block can have */
+    int l2_bytes;                      /* of the L2 cache */
+    bool shared;                       /* kernels of other processes may run at the same time */
     size_t max_width;                  /* the most inputs that any of its weights has */
     bml_device *packer;                /* of the CPU backend, which quantises; NULL until needed */
 };

@@ -108,17 +108,36 @@ struct worker : computing_warp<F, N_EMBD> {
             }
     }
 
-    __device__ __forceinline__ void embed()
+    /* The lane's elements of row ROW of an embedding. */
+    __device__ __forceinline__ void embedding(float2 (&out)[CHUNKS], const char *rows,
+                                              bml_weight_format format, int row) const
     {
-        int token = p.from ? max(*p.from, 0) : p.token[0]; /* -1 fails the pass before */
-        ask_for_norm(0, 0);
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++)
             if (works_on(i)) {
-                int quad = element(i) / 4;
-                float4 four = add4(embedding_at(p.wte, p.wte_format, n_embd, token, quad),
-                                   embedding_at(p.wpe, p.wpe_format, n_embd, p.position[0], quad));
-                x[i] = lane % 2 ? make_float2(four.z, four.w) : make_float2(four.x, four.y);
+                float4 four = embedding_at(rows, format, n_embd, row, element(i) / 4);
+                out[i] = lane % 2 ? make_float2(four.z, four.w) : make_float2(four.x, four.y);
+            }
+    }
+
+    __device__ __forceinline__ void embed()
+    {
+        float2 of_token[CHUNKS];
+        ask_for_norm(0, 0);
+        embedding(x, p.wpe, p.wpe_format, p.position[0]);
+        await_previous();
+        int token = p.from ? max(*p.from, 0) : p.token[0]; /* -1 fails the pass before */
+        if (p.wte_format == HEAD) /* known when compiling: all loads at once */
+            embedding(of_token, p.wte, HEAD, token);
+        else
+            embedding(of_token, p.wte, p.wte_format, token);
+        __syncwarp();
+        await_cluster();
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++)
+            if (works_on(i)) {
+                x[i].x += of_token[i].x;
+                x[i].y += of_token[i].y;
             }
     }
 
@@ -473,33 +492,11 @@ struct worker : computing_warp<F, N_EMBD> {
     /* Joins the candidates of threads and blocks. */
     __device__ __forceinline__ void choose(candidate mine)
     {
-        int i = threadIdx.x;
-        mine = best_of_block(mine);
-        if (i == 0)
-            put(p.out.best + blockIdx.x, record_of(mine));
-        if (blockIdx.x > 0)
-            return;
-        uint4 record[1];
-        get(record, p.out.best + i, 0, i < gridDim.x);
-        mine = i < gridDim.x ? candidate_of(record[0]) : candidate{-INFINITY, NO_ID};
-        __syncwarp();
-        mine = best_of_block(mine);
-        if (i == 0)
-            *p.ids = *p.host_id[0] = mine.id;
-    }
-
-    /* For thread 0. */
-    __device__ __forceinline__ candidate best_of_block(candidate mine)
-    {
-        mine = best_of_warp(mine);
-        wait_for_warps(); /* for the last use to end */
-        if (lane == 0)
-            m.best[warp] = mine;
-        wait_for_warps();
+        mine = this->best_of_block(mine, m.best);
         if (threadIdx.x == 0)
-            for (int w = 0; w < WARPS; w++)
-                mine = better(mine, m.best[w]);
-        return mine;
+            put(this->record_at(0, blockIdx.x), record_of(mine));
+        if (blockIdx.x == 0)
+            this->choose_token(0, m.best);
     }
 
     __device__ __forceinline__ void head()
@@ -540,6 +537,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
     const bml_cuda_plan &plan = p.plan;
+    allow_next();
     bml_cuda_share s = bml_cuda_share_of(&plan, blockIdx.x);
     uint64_t *barriers = (uint64_t *)(memory + p.n_stages * p.stage_bytes);
     uint32_t full = shared_address(barriers), empty = full + p.n_stages * 8;
@@ -549,18 +547,16 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
 #pragma unroll
     for (int i = 0; i < BML_CUDA_INBOXES; i++)
         bytes[i] = bml_cuda_inbox_bytes(&plan, &s, i, shares_keys(p));
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < p.n_stages; i++) {
-            barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, WARPS * ARRIVALS);
-        }
+    for (int i = threadIdx.x; i < 2 * p.n_stages; i += THREADS) /* full ones, and empty */
+        barrier_init(full + 8 * i, i < p.n_stages ? 1 : WARPS * ARRIVALS);
+    if (threadIdx.x == COMPUTE) {
         for (int i = 0; i < BML_CUDA_INBOXES; i++)
             barrier_init(inboxes + 8 * i, 1);
-        barrier_init_fence();
         for (int i = 0; i < BML_CUDA_INBOXES; i++)
             barrier_expect(inboxes + 8 * i, bytes[i]);
     }
-    meet_cluster();
+    barrier_init_fence();
+    arrive_at_cluster();
     if (threadIdx.x < COMPUTE) {
         memory_map m;
         m.qkv = (float *)(barriers + 2 * p.n_stages + BML_CUDA_INBOXES + 1);
@@ -599,12 +595,13 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
             {}};
         run_pass(w);
     } else {
-        clear_next(p.out);
+        await_cluster();
         if (threadIdx.x == COMPUTE)
             fill<F, HEAD, N_EMBD, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank), 1);
     }
     __syncwarp();
-    meet_cluster(); /* nobody leaves while another may still send to it */
+    arrive_at_cluster();
+    await_cluster(); /* nobody leaves while another may still send to it */
 #endif
 }
 

@@ -87,6 +87,7 @@ struct arguments {
     int hidden;                /* of the cluster with most: floats, or FEW tokens' operands */
     int tiles;                 /* of rows that are summed up over warps together: decode_few.cu */
     int columns;               /* stages of the fourth product that are waited for together */
+    int kept;                  /* bits that tiles of the head must not have which stay in L2 */
 };
 
 /* The width that kernels are compiled for, if it is one of GPT-2's; else 0: any. */

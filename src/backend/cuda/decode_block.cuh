@@ -9,6 +9,7 @@
 #include "backend/cuda/kernels/cluster.cuh"
 #include "backend/cuda/kernels/quad.cuh"
 #include "backend/cuda/kernels/softmax.cuh"
+#include "backend/cuda/launch.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -30,19 +31,21 @@ struct inbox {
     }
 };
 
-/* Clears what the next launch exchanges, by all threads of a block's warp that fills the ring. */
+/* Clears what the next launch exchanges, which the last one did. */
 __device__ __forceinline__ static void clear_next(const exchange &e)
 {
-    for (int i = blockIdx.x * 32 + threadIdx.x % 32; i < e.quads; i += gridDim.x * 32)
+    for (int i = blockIdx.x * COMPUTE + threadIdx.x; i < e.quads; i += gridDim.x * COMPUTE)
         e.next[i] = uint4{};
 }
 
-/* All of a launch, by one of its computing warps. */
+/* All of a launch, by one of its computing warps. The last one may still run at first: embed()
+ * waits for it, and for the cluster, before it touches what launches write or another block has. */
 template <class Worker> __device__ __forceinline__ static void run_pass(Worker &w)
 {
     const arguments &p = w.p;
     bool attends = w.s.n_heads > 0;
     w.embed();
+    clear_next(p.out);
 #pragma unroll 1
     for (int i = 0; i < p.n_layer; i++) {
         if (attends) {
@@ -400,6 +403,40 @@ template <bml_weight_format F, int N_EMBD> struct computing_warp : shape<N_EMBD>
         int first = mine.head * (WARPS / 2 * 32 / lanes) + mine.of;
         return joined<8>(mine.lanes, found + first * pitch + mine.e, ends + first,
                          ends + 32 + first, mine.lanes, pitch, mine.lanes, top, sum);
+    }
+
+    /* ---- the head ---- */
+
+    /* Where block B's candidate for token T is. */
+    __device__ __forceinline__ uint4 *record_at(int t, int b) const
+    {
+        return p.out.best + t * gridDim.x + b;
+    }
+
+    /* For thread 0. ROOM: of WARPS candidates. */
+    __device__ __forceinline__ candidate best_of_block(candidate mine, candidate *room) const
+    {
+        mine = best_of_warp(mine);
+        wait_for_warps(); /* for the last use to end */
+        if (lane == 0)
+            room[warp] = mine;
+        wait_for_warps();
+        if (threadIdx.x == 0)
+            for (int w = 0; w < WARPS; w++)
+                mine = better(mine, room[w]);
+        return mine;
+    }
+
+    /* Joins all blocks' candidates for token T, by one block. */
+    __device__ __forceinline__ void choose_token(int t, candidate *room) const
+    {
+        candidate best = {-INFINITY, NO_ID};
+        if (threadIdx.x < gridDim.x)
+            best = candidate_of(get(record_at(t, threadIdx.x)));
+        __syncwarp();
+        best = best_of_block(best, room);
+        if (threadIdx.x == 0)
+            p.ids[t] = *p.host_id[t] = best.id;
     }
 
     /* Lanes that work on an element of a head: four or two. */

@@ -148,17 +148,25 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
 
     __device__ __forceinline__ void embed()
     {
-        if (s.rank < p.n_tokens) {
-            int t = s.rank;
+        int t = s.rank;
+        norm_vectors first = vectors_of(0, 0);
+        if (t < p.n_tokens)
+#pragma unroll
+            for (int j = 0; j < ROUNDS; j++)
+                if (has_quad(j))
+                    x[j] = embedding_at(p.wpe, p.wpe_format, n_embd, p.position[t], quad(j));
+        await_previous();
+        if (t < p.n_tokens) {
             int token = p.from ? max(p.from[t], 0) : p.token[t]; /* -1 fails the pass before */
 #pragma unroll
             for (int j = 0; j < ROUNDS; j++)
                 if (has_quad(j))
-                    x[j] = add4(embedding_at(p.wte, p.wte_format, n_embd, token, quad(j)),
-                                embedding_at(p.wpe, p.wpe_format, n_embd, p.position[t], quad(j)));
-            if (s.n_heads)
-                share(vectors_of(0, 0));
+                    x[j] = add4(x[j], embedding_at(p.wte, p.wte_format, n_embd, token, quad(j)));
         }
+        __syncwarp();
+        await_cluster();
+        if (t < p.n_tokens && s.n_heads)
+            share(first);
         __syncwarp();
     }
 
@@ -551,13 +559,8 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
 
     /* ---- the head ---- */
 
-    /* Where block B's candidate for token T is. */
-    __device__ __forceinline__ uint4 *record_at(int t, int b) const
-    {
-        return p.out.best + t * gridDim.x + b;
-    }
-
-    /* Joins the candidates of threads, whose token is threadIdx.x % FEW, and of blocks. */
+    /* Joins the candidates of threads, whose token is threadIdx.x % FEW, and of blocks: the first
+     * few blocks choose a token each. */
     __device__ __forceinline__ void choose(candidate mine)
     {
 #pragma unroll
@@ -570,23 +573,11 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         if (threadIdx.x < p.n_tokens) {
             for (int w = 0; w < WARPS; w++)
                 mine = better(mine, m.best[w * FEW + lane]);
-            put(record_at(lane, blockIdx.x), record_of(mine));
+            put(this->record_at(lane, blockIdx.x), record_of(mine));
         }
         __syncwarp();
-        if (blockIdx.x > 0 || warp >= p.n_tokens)
-            return;
-        uint4 record[PARTS * CLUSTER / 32];
-        int n = (gridDim.x - lane + 31) / 32;
-        get(record, record_at(warp, lane), 32, n);
-        mine = {-INFINITY, NO_ID};
-#pragma unroll
-        for (int i = 0; i < PARTS * CLUSTER / 32; i++)
-            if (i < n)
-                mine = better(mine, candidate_of(record[i]));
-        __syncwarp();
-        mine = best_of_warp(mine);
-        if (lane == 0)
-            p.ids[warp] = *p.host_id[warp] = mine.id;
+        if (blockIdx.x < p.n_tokens)
+            this->choose_token(blockIdx.x, m.best);
     }
 
     __device__ __forceinline__ void head()
@@ -628,6 +619,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
     const bml_cuda_plan &plan = p.plan;
+    allow_next();
     bml_cuda_share s = bml_cuda_share_of(&plan, blockIdx.x);
     uint64_t *barriers = (uint64_t *)(memory + p.n_stages * p.stage_bytes);
     uint32_t full = shared_address(barriers), empty = full + p.n_stages * 8;
@@ -637,17 +629,15 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
 #pragma unroll
     for (int i = 0; i < BML_CUDA_FEW_INBOXES; i++)
         bytes[i] = bml_cuda_few_inbox_bytes(&plan, &s, i, p.n_tokens);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < p.n_stages; i++) {
-            barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, WARPS * ARRIVALS);
-        }
+    for (int i = threadIdx.x; i < 2 * p.n_stages; i += THREADS) /* full ones, and empty */
+        barrier_init(full + 8 * i, i < p.n_stages ? 1 : WARPS * ARRIVALS);
+    if (threadIdx.x == COMPUTE) {
         for (int i = 0; i < BML_CUDA_FEW_INBOXES; i++)
             barrier_init(inboxes + 8 * i, 1);
-        barrier_init_fence();
         for (int i = 0; i < BML_CUDA_FEW_INBOXES; i++)
             barrier_expect(inboxes + 8 * i, bytes[i]);
     }
+    barrier_init_fence();
     few_map m;
     m.moments = (float2 *)(barriers + 2 * p.n_stages + BML_CUDA_FEW_INBOXES);
     m.normed = (uint16_t *)(m.moments + WARPS);
@@ -659,7 +649,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
     m.ends = m.found + max((int)FOUND, p.tiles * WARPS * TILE * FEW);
     m.best = (candidate *)(m.ends + 64);
     m.rows = (qkv_row *)(m.best + WARPS * FEW);
-    meet_cluster();
+    arrive_at_cluster();
     if (threadIdx.x < COMPUTE) {
         for (int i = threadIdx.x; i < TILE * s.qkv_tiles; i += COMPUTE)
             m.rows[i] = qkv_row_of(p, s, i);
@@ -682,15 +672,16 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
             w.bases[i] = address_in(base, lane % 2 * (CLUSTER / 2) + i);
         run_pass(w);
     } else {
-        clear_next(p.out);
         run keys = {};
         if (s.rank < p.n_tokens)
             keys = {p.slot[s.rank], 0, p.position[s.rank]};
+        await_cluster();
         if (threadIdx.x == COMPUTE)
             fill<F, F, N_EMBD, 1>(r, p, s, keys, few_worker<F, N_EMBD>::lot_of(p));
     }
     __syncwarp();
-    meet_cluster(); /* nobody leaves while another may still send to it */
+    arrive_at_cluster();
+    await_cluster(); /* nobody leaves while another may still send to it */
 #endif
 }
 

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/decode.cuh"
 #include "backend/cuda/kernels/ring.cuh"
+#include "backend/cuda/launch.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -61,8 +62,10 @@ template <int ABREAST, int KEY_STAGES> struct filler {
     }
 
     /* N tiles, TOGETHER of them in a group, each of a stage of FIRST bytes and, if SECOND is not 0,
-     * one of SECOND. */
-    __device__ __forceinline__ void tiles(int n, int together, uint32_t first, uint32_t second)
+     * one of SECOND. Groups whose first tile has none of the bits KEPT stay in L2 for the next
+     * step; 0: none do. */
+    __device__ __forceinline__ void tiles(int n, int together, uint32_t first, uint32_t second,
+                                          int kept = 0)
     {
         int stages = second ? 2 : 1;
 #pragma unroll 1
@@ -74,7 +77,7 @@ template <int ABREAST, int KEY_STAGES> struct filler {
                 uint32_t bytes = second && j % 2 ? second : first;
                 if (j)
                     more();
-                bulk_copy(next.stage(), from, bytes, group, true);
+                bulk_copy(next.stage(), from, bytes, group, kept && !(i & kept));
                 from += bytes;
             }
             copies_end(group);
@@ -137,9 +140,11 @@ __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_sh
                     : what == CONTRACT_TILES ? s.clusters_tiles / BML_CUDA_STAGE_TILES
                     : what == CONTRACT_REST  ? s.clusters_tiles % BML_CUDA_STAGE_TILES > 0
                                              : s.vocab_tiles;
-            if (what == KEYS_OF_HEADS)
+            if (what == KEYS_OF_HEADS) {
+                if (i == 0)
+                    await_previous(); /* which may still be writing the last one */
                 f.keys(p.layers[i], keys, lot);
-            else if (what == PROJECT_CHUNKS)
+            } else if (what == PROJECT_CHUNKS)
                 f.tiles(n, 1, bml_cuda_proj_bytes(&s, u), 0);
             else if (what == CONTRACT_TILES)
                 f.tiles(n, p.columns, bml_cuda_column_bytes(&s, u, BML_CUDA_STAGE_TILES), 0);
@@ -149,7 +154,8 @@ __device__ static void fill(const ring &r, const arguments &p, const bml_cuda_sh
             else
                 f.tiles(n, together_for(N_EMBD),
                         p.chunks * (what == HEAD_TILES ? head : u).first_bytes,
-                        p.chunks * (what == HEAD_TILES ? head : u).second_bytes);
+                        p.chunks * (what == HEAD_TILES ? head : u).second_bytes,
+                        what == HEAD_TILES ? p.kept : 0);
         }
     }
 }

@@ -6,28 +6,66 @@ extern "C" {
 #include "base/memory.h"
 }
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     MOST_FOR_KEYS = 8 << 10, /* bytes of a stage */
+    L2_PARTS = 3,            /* of the L2 cache one is for what is read again in the next step */
 };
 
 struct bml_cuda_decoder {
+    cudaStream_t launch_stream; /* the queue's */
     bml_cuda_plan plan;
     layer *layers; /* device memory, as what follows */
     struct vectors vectors;
     char *stream;
     size_t *begin; /* and the head's behind them */
-    size_t layer_bytes;
+    size_t layer_bytes, head_bytes;
     char *exchange; /* two of them: a launch has one, and clears the other one for the next */
     int exchange_bytes, launches;
 };
+
+/* Launches of this process take turns: those of two queues must not have a part of the device each,
+ * and wait for the rest for ever. A queue's own follow each other as closely as they can. */
+static struct {
+    pthread_mutex_t lock;
+    const bml_cuda_decoder *last;
+    cudaEvent_t ended;
+} turns = {PTHREAD_MUTEX_INITIALIZER, NULL, NULL};
+
+/* Launches behind what others have launched. CHECKED as for bml_cuda_launch_together. */
+static cudaError_t launch_in_turn(const bml_cuda_decoder *d, const void *kernel, int blocks,
+                                  size_t bytes, bool checked, arguments *p)
+{
+    cudaError_t error = cudaSuccess;
+    pthread_mutex_lock(&turns.lock);
+    if (turns.last && turns.last != d) {
+        if (!turns.ended)
+            error = cudaEventCreateWithFlags(&turns.ended, cudaEventDisableTiming);
+        if (!error)
+            error = cudaEventRecord(turns.ended, turns.last->launch_stream);
+        if (!error)
+            error = cudaStreamWaitEvent(d->launch_stream, turns.ended, 0);
+    }
+    if (!error)
+        error = bml_cuda_launch_together(kernel, blocks, THREADS, CLUSTER, bytes, checked, p,
+                                         d->launch_stream);
+    if (!error)
+        turns.last = d;
+    pthread_mutex_unlock(&turns.lock);
+    return error;
+}
 
 void bml_cuda_decoder_free(bml_cuda_decoder *d)
 {
     if (!d)
         return;
+    pthread_mutex_lock(&turns.lock);
+    if (turns.last == d)
+        turns.last = NULL;
+    pthread_mutex_unlock(&turns.lock);
     cudaFree(d->layers);
     cudaFree((void *)d->vectors.data);
     cudaFree(d->stream);
@@ -136,7 +174,7 @@ static cudaError_t stream_new(bml_cuda_decoder *d, const bml_weights *w)
     int n = blocks_of(&d->plan);
     const bml_weight *head = &w->lm_head.w;
     bml_weight_format format = w->layers[0].c_attn.w.format;
-    size_t *begin = (size_t *)bml_calloc(2 * (size_t)n, sizeof *begin), head_bytes = 0;
+    size_t *begin = (size_t *)bml_calloc(2 * (size_t)n, sizeof *begin);
     if (!begin)
         return cudaErrorMemoryAllocation;
     bml_cuda_unit unit = bml_cuda_unit_of(head->format);
@@ -144,15 +182,15 @@ static cudaError_t stream_new(bml_cuda_decoder *d, const bml_weights *w)
     for (int b = 0; b < n; b++) {
         bml_cuda_share s = bml_cuda_share_of(&d->plan, b);
         begin[b] = d->layer_bytes;
-        begin[n + b] = head_bytes;
+        begin[n + b] = d->head_bytes;
         d->layer_bytes += bml_cuda_stream_of(&d->plan, &s, format).end;
-        head_bytes += s.vocab_tiles * tile;
+        d->head_bytes += s.vocab_tiles * tile;
     }
     size_t layers = d->layer_bytes * (size_t)w->config.n_layer;
     cudaError_t error = to_device((void **)&d->begin, begin, 2 * (size_t)n * sizeof *begin);
     free(begin);
     if (!error)
-        error = cudaMalloc((void **)&d->stream, layers + head_bytes);
+        error = cudaMalloc((void **)&d->stream, layers + d->head_bytes);
     if (error)
         return error;
     for (int i = 0; i < w->config.n_layer; i++)
@@ -204,6 +242,7 @@ static cudaError_t decoder_new(bml_queue *queue, const bml_weights *w, const bml
     bml_cuda_decoder *d = (bml_cuda_decoder *)bml_calloc(1, sizeof *d);
     if (!d)
         return cudaErrorMemoryAllocation;
+    d->launch_stream = queue->stream;
     d->plan = plan_of(queue, w);
     cudaError_t error = fill_layers(d, w, cache);
     if (!error)
@@ -335,6 +374,17 @@ bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_ca
            has_decoder(queue, w, cache);
 }
 
+/* The bits that tiles of the head must not have which stay in L2: as many tiles as there is ROOM
+ * for, dealt out evenly, so that some are on their way from there and some from memory at any time.
+ */
+static int kept_of(const bml_cuda_decoder *d, size_t room)
+{
+    int group = together_for(width_of(d->plan.n_embd, d->plan.head_dim)), every = group;
+    while (every < 256 && d->head_bytes / every * group > room)
+        every *= 2;
+    return every - 1;
+}
+
 void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
                      bml_kv_cache *cache, int n_valid)
 {
@@ -350,6 +400,7 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.begin = d->begin;
     p.head_begin = d->begin + blocks_of(&d->plan);
     p.layer_bytes = d->layer_bytes;
+    p.kept = kept_of(d, (size_t)queue->device->l2_bytes / L2_PARTS);
     p.activation = c->activation;
     p.epsilon = c->layer_norm_epsilon;
     p.inverse_embd = 1.0f / c->n_embd;
@@ -370,9 +421,8 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
         memcpy(p.token, queue->batch->token, (size_t)p.n_tokens * sizeof *p.token);
     else
         p.from = p.ids;
-    cudaError_t error =
-        bml_cuda_launch_together(kernel_for(w, &d->plan, p.n_tokens), blocks_of(&d->plan), THREADS,
-                                 CLUSTER, bytes, &p, queue->stream);
+    cudaError_t error = launch_in_turn(d, kernel_for(w, &d->plan, p.n_tokens), blocks_of(&d->plan),
+                                       bytes, queue->device->shared, &p);
     if (error) { /* nothing was written */
         bml_cuda_note(queue, error);
         return;

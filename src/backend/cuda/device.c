@@ -59,6 +59,10 @@ static bml_status cuda_open(bml_device **out, bml_error *err)
     device->n_multiprocessors = p.multiProcessorCount;
     device->capability = 10 * p.major + p.minor;
     device->shared_bytes = (int)p.sharedMemPerBlockOptin;
+    device->l2_bytes = p.l2CacheSize;
+    int mps = 0;
+    device->shared = cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, 0) || mps;
+    cudaGetLastError();
     /* Some virtual GPUs cannot hold a whole grid at once. */
     if (p.major >= 9 && p.cooperativeLaunch)
         device->n_clusters = bml_cuda_decode_clusters(device->shared_bytes);
@@ -101,16 +105,16 @@ static void queue_free(bml_queue *queue)
 {
     if (!queue)
         return;
-    if (queue->stream) {
+    if (queue->stream)
         cudaStreamSynchronize(queue->stream); /* a step ahead may be running */
-        cudaStreamDestroy(queue->stream);
-    }
     cudaFreeHost(queue->draws);
     cudaFree(queue->batch_device);
     cudaFree(queue->scratch);
     bml_cuda_graph_free(queue->graph);
     bml_cuda_decoder_free(queue->decoder);
     bml_cuda_expanded_free(queue->expanded);
+    if (queue->stream)
+        cudaStreamDestroy(queue->stream);
     free(queue);
 }
 

@@ -72,14 +72,20 @@ cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int threads, i
 }
 
 cudaError_t bml_cuda_launch_together(const void *kernel, int blocks, int threads, int cluster,
-                                     size_t shared_bytes, void *argument, cudaStream_t stream)
+                                     size_t shared_bytes, bool checked, void *argument,
+                                     cudaStream_t stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = (unsigned)cluster;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeCooperative;
-    attributes[1].val.cooperative = 1;
+    if (checked) {
+        attributes[1].id = cudaLaunchAttributeCooperative;
+        attributes[1].val.cooperative = 1;
+    } else {
+        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3((unsigned)threads);

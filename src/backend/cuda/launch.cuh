@@ -40,10 +40,13 @@ extern "C" cudaError_t bml_cuda_launch_within(const void *kernel, dim3 grid, int
                                               int cluster, size_t shared_bytes, size_t most_bytes,
                                               void **arguments, cudaStream_t stream);
 
-/* Starts KERNEL with all its blocks, in clusters of CLUSTER, on the device at once, or fails. */
+/* Starts KERNEL, whose blocks, in clusters of CLUSTER, wait for each other. CHECKED: they start
+ * when all can. If not, they start as those of the kernels before end, so that the caller must see
+ * to it that no two such kernels of different streams can have a part of the device each. KERNEL
+ * calls await_previous. */
 extern "C" cudaError_t bml_cuda_launch_together(const void *kernel, int blocks, int threads,
-                                                int cluster, size_t shared_bytes, void *argument,
-                                                cudaStream_t stream);
+                                                int cluster, size_t shared_bytes, bool checked,
+                                                void *argument, cudaStream_t stream);
 
 #ifdef __CUDACC__
 /* The next kernel of the stream may start. */

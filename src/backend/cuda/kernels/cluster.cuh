@@ -42,12 +42,15 @@ __device__ static inline void send_to(uint32_t to, float v, uint32_t barrier)
         : "memory");
 }
 
-/* Waits until every thread of the cluster is here. */
-__device__ static inline void meet_cluster(void)
+/* Says that this thread is here, and waits until every thread of the cluster is; by whole warps. */
+__device__ static inline void arrive_at_cluster(void)
 {
-    asm volatile("barrier.cluster.arrive.aligned;\n"
-                 "barrier.cluster.wait.aligned;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+}
+
+__device__ static inline void await_cluster(void)
+{
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
 #endif

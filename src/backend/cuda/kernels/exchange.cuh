@@ -97,29 +97,17 @@ __device__ static inline void put(uint4 *to, uint4 v)
                  : "memory");
 }
 
-/* Waits for the first N of so many records, 16-byte aligned, APART from one to the next. */
-template <int MOST>
-__device__ static inline void get(uint4 (&got)[MOST], const uint4 *from, int apart, int n)
+/* Waits for a record, 16-byte aligned. */
+__device__ static inline uint4 get(const uint4 *from)
 {
-    bool all = false;
-    for (int looks = 0; !all; looks++) {
-        all = true;
-#pragma unroll
-        for (int i = 0; i < MOST; i++)
-            if (i < n) {
-                uint64_t a, b;
-                asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                             : "=l"(a), "=l"(b)
-                             : "l"(from + i * apart));
-                got[i] =
-                    make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
-            }
-#pragma unroll
-        for (int i = 0; i < MOST; i++)
-            all &= i >= n || (got[i].x & got[i].z & 1);
-        if (looks == POLL_LIMIT)
+    uint64_t a, b;
+    int looks = 0;
+    do {
+        if (looks++ == POLL_LIMIT)
             __trap();
-    }
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from));
+    } while (!(a & b & 1));
+    return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
 }
 
 #endif

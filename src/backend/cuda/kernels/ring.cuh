@@ -100,19 +100,20 @@ __device__ static inline void copies_begin(uint32_t barrier, uint32_t bytes)
 #endif
 }
 
-/* Sixteen-byte aligned, a multiple of 16 bytes. STREAMED: read once, so last to stay in L2. */
+/* Sixteen-byte aligned, a multiple of 16 bytes. KEPT: read again, so last to leave L2; if not, the
+ * first. */
 __device__ static inline void bulk_copy(void *to, const void *from, uint32_t bytes,
-                                        uint32_t barrier, bool streamed)
+                                        uint32_t barrier, bool kept)
 {
 #ifdef BML_RACECHECK
     for (uint32_t i = 0; i < bytes / sizeof(uint4); i++)
         ((uint4 *)to)[i] = __ldcg((const uint4 *)from + i);
 #else
     uint64_t policy;
-    if (streamed)
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    if (kept)
+        asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     else
-        asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
                  "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
