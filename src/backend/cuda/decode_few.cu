@@ -10,7 +10,6 @@
  *   nobody looks at their products.
  */
 #include "backend/cuda/decode_block.cuh"
-#include "backend/cuda/mma_sm80.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -292,26 +291,18 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         return multiplies_keys(p) ? max(1, min((int)LOT, p.n_stages / KEY_STAGES - 2)) : 1;
     }
 
-    /* What a warp has of a softmax: the largest score, of each lane the sum of its keys' weights,
-     * and of each piece of eight elements of v a row, in two parts, of rounded weights and of what
-     * rounding left: rows 0 to 7 and 8 to 15. */
-    struct warps_softmax {
-        float top = -FLT_MAX, sum = 0, v[2][4] = {};
-    };
-
     /*
-     * N of the warp's sixteens of a lot of HERE keys, which are every WARPSth, from the Ith on, as
-     * rows of matrix instructions for their scores and as columns for their values. K is KV's type.
+     * N of the warp's sixteens of a lot of HERE keys, which are every WARPSth, from the Ith on.
+     * They are the rows of matrix instructions for their scores; of their values a lane has eight
+     * elements of every fourth. K is KV's type.
      *
-     * Keys lie 128 bytes apart, so that the same piece of all is in the same banks. Of the halves
-     * of keys odd rows come in the other order. That is why two pairs of Q's vectors have one half
-     * each, as far as the type goes and what that left: to each row's half one pair belongs. Of
-     * values each matrix instruction sees another piece of each key, and a weight that is not zero
-     * in that piece's row alone.
+     * Of the halves of keys odd rows come in the other order, so that lanes read from all banks.
+     * That is why two pairs of Q's vectors have one half each, as far as the type goes and what
+     * that left: to each row's half one pair belongs.
      */
     template <int N, bml_weight_format K, class Kv>
-    __device__ __forceinline__ void add_sixteens(warps_softmax &own, const uint32_t (&q)[4],
-                                                 int here, int i) const
+    __device__ __forceinline__ void add_sixteens(softmax_state &own, float &sum,
+                                                 const uint32_t (&q)[4], int here, int i) const
     {
         constexpr int of_stage = keys_for(N_EMBD) / SIXTEEN;
         int last[N];
@@ -347,48 +338,33 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         most = largest_of_warp(most);
         float before = exp2_fast(own.top - most);
         own.top = most;
-        own.sum *= before;
+        sum *= before;
 #pragma unroll
         for (int l = 0; l < 8; l++)
-            own.v[l / 4][l % 4] *= before;
-        int turn =
-            vector - 2 * c; /* when the first of the lane's two columns has its row's piece */
+            own.v[l] *= before;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            uint32_t weights[4]; /* of keys 2c and 2c + 1, and of the eighth after each */
+            float weight[2] = {exp2_fast(score[j][0] - most), exp2_fast(score[j][1] - most)};
+            sum += weight[0] + weight[1];
 #pragma unroll
-            for (int l = 0; l < 2; l++) {
-                float weight = exp2_fast(score[j][l] - most);
-                own.sum += weight;
-                float a = __shfl_sync(~0u, weight, 8 * c), b = __shfl_sync(~0u, weight, 8 * c + 4);
-                weights[2 * l] = unit_format<K>::both(a, b);
-                float2 there = unit_format<K>::apart(weights[2 * l]);
-                weights[2 * l + 1] = unit_format<K>::both(a - there.x, b - there.y);
-            }
-            const Kv *key = v[j] + min(lane % 16, last[j]) * 64;
-            uint32_t values[4];
+            for (int l = 0; l < SIXTEEN / 4; l++) {
+                int of = lane / 8 + 4 * l;
+                float value[8], w = __shfl_sync(~0u, weight[l / 2], of % 8 * 4);
+                load_cached(value, v[j] + min(of, last[j]) * 64 + lane % 8 * 8);
 #pragma unroll
-            for (int piece = 0; piece < 8; piece++) {
-                uint32_t rows[4];
-                uint32_t mask = ((turn - piece) % 8 == 0 ? 0xffff : 0) |
-                                ((turn - piece - 1) % 8 == 0 ? 0xffff0000 : 0);
-                if (piece % 2 == 0)
-                    load_blocks_transposed(values, key + (lane + piece + lane / 16) % 8 * 8);
-#pragma unroll
-                for (int l = 0; l < 4; l++)
-                    rows[l] = weights[l] & mask;
-                mma<Kv>(own.v[piece % 2], rows, values[piece % 2 * 2], values[piece % 2 * 2 + 1]);
+                for (int e = 0; e < 8; e++)
+                    own.v[e] = fmaf(w, value[e], own.v[e]);
             }
         }
     }
 
     /* Many keys, for heads of 64, in lots of stages. */
     template <bml_weight_format K, class Kv>
-    __device__ __forceinline__ void add_keys(warps_softmax &own, const float *query, int n_keys,
-                                             float scale)
+    __device__ __forceinline__ void attend_keys(softmax_state &own, const float *query, int n_keys,
+                                                float scale)
     {
         uint32_t q[4];
-        float x[8];
+        float x[8], sum = 0;
         constexpr int keys = keys_for(N_EMBD);
         int lot_keys = lot_of(p) * keys;
         load_cached(x, query + vector / 2 % 2 * 32 + 8 * c);
@@ -408,33 +384,29 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
 #pragma unroll 1
             for (int i = 0; i < mine;)
                 if (i + 2 <= mine) {
-                    add_sixteens<2, K, Kv>(own, q, here, i);
+                    add_sixteens<2, K, Kv>(own, sum, q, here, i);
                     i += 2;
                 } else {
-                    add_sixteens<1, K, Kv>(own, q, here, i++);
+                    add_sixteens<1, K, Kv>(own, sum, q, here, i++);
                 }
             this->release(stages * KEY_STAGES);
         }
+        /* A lane's sum is of two keys of each sixteen. join() wants that of the keys whose values
+         * the lane has, or any that together are the same. */
 #pragma unroll
-        for (int step = 4; step < 32; step *= 2) /* over rows */
-            own.sum += __shfl_xor_sync(~0u, own.sum, step);
-    }
-
-    /* Adds the token's own key. Of v the lane has the two elements at AT. */
-    __device__ __forceinline__ void add_own(float &top, float &sum, float2 &v, const float *query,
-                                            float scale, int at)
-    {
-        float part[8];
-        load_cached(part, query + lane % 8 * 8);
+        for (int step = 4; step < 32; step *= 2)
+            sum += __shfl_xor_sync(~0u, sum, step);
+        own.sum = lane < 8 ? sum : 0;
+        if (warp == WARPS - 1) { /* the token's own key */
+            float part[8];
+            const float *value = query + 2 * 64 + lane % 8 * 8;
+            load_cached(part, query + lane % 8 * 8);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            part[j] *= scale;
-        float score = this->score_of(part, query + 64 + lane % 8 * 8), most = most_of(top, score);
-        float before = exp2_fast(top - most), weight = exp2_fast(score - most);
-        float2 value = *(const float2 *)(query + 2 * 64 + at);
-        top = most;
-        sum = fmaf(sum, before, weight);
-        v = make_float2(fmaf(v.x, before, weight * value.x), fmaf(v.y, before, weight * value.y));
+            for (int j = 0; j < 8; j++)
+                part[j] *= scale;
+            float score = this->score_of(part, query + 64 + lane % 8 * 8);
+            own.add(lane < 8 ? score : -INFINITY, -INFINITY, value, value);
+        }
     }
 
     /* As attend_heads(). */
@@ -443,25 +415,12 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
     {
         if constexpr (N_EMBD > 0)
             if (multiplies_keys(p)) {
-                warps_softmax own;
+                softmax_state own;
                 if (p.kv == BML_BF16)
-                    add_keys<BML_WEIGHTS_BF16, __nv_bfloat16>(own, query, n_keys, scale);
+                    attend_keys<BML_WEIGHTS_BF16, __nv_bfloat16>(own, query, n_keys, scale);
                 else
-                    add_keys<BML_WEIGHTS_F16, __half>(own, query, n_keys, scale);
-                int pitch = bml_cuda_state_pitch(64), at = 8 * vector + 2 * c;
-                float2 v = make_float2(own.v[0][0] + own.v[0][2] + (own.v[1][0] + own.v[1][2]),
-                                       own.v[0][1] + own.v[0][3] + (own.v[1][1] + own.v[1][3]));
-                if (warp == WARPS - 1)
-                    add_own(own.top, own.sum, v, query, scale, at);
-                *(float2 *)(m.found + warp * pitch + at) = v;
-                if (lane == 0) {
-                    m.ends[warp] = own.top;
-                    m.ends[32 + warp] = own.sum;
-                }
-                wait_for_warps();
-                int e = threadIdx.x / 4, of = threadIdx.x % 4;
-                return joined<WARPS / 4>(4, m.found + of * pitch + e, m.ends + of, m.ends + 32 + of,
-                                         4, pitch, 4, top, sum);
+                    attend_keys<BML_WEIGHTS_F16, __half>(own, query, n_keys, scale);
+                return this->join(own, 1, m.found, m.ends, top, sum);
             }
         return attend_heads(query, 1, n_keys, true, scale, m.found, m.ends, top, sum);
     }
