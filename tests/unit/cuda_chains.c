@@ -270,9 +270,21 @@ void test_chain_ends(void **state)
 typedef struct greedy_thread {
     bml_session *session;
     int n, steps;
+    bool
+        prompts; /* now and then one, of lengths whose passes are made graphs, and soon forgotten */
     int32_t ids[9]; /* the last step's */
     bml_status status;
 } greedy_thread;
+
+/* A prompt in the slot behind those of the chain. */
+static bml_status eval_prompt(greedy_thread *t, size_t n, bml_error *error)
+{
+    bml_batch_token prompt[30];
+    for (size_t i = 0; i < n; i++)
+        prompt[i] = (bml_batch_token){(int32_t)(7 * i), t->n, false};
+    bml_status status = bml_session_truncate(t->session, t->n, 0, error);
+    return status ? status : bml_session_eval(t->session, prompt, n, NULL, error);
+}
 
 static void *run_greedy(void *argument)
 {
@@ -285,23 +297,22 @@ static void *run_greedy(void *argument)
         t->status = bml_session_eval_argmax(t->session, batch, (size_t)t->n, t->ids, &error);
         for (int i = 0; i < t->n; i++)
             batch[i].token = t->ids[i];
+        if (t->prompts && step % 2 && !t->status)
+            t->status = eval_prompt(t, 10 + (size_t)(step / 4 % 20), &error);
     }
     return NULL;
 }
 
 /* Chains of two sessions at the same time against each alone. */
-void test_chains_in_threads(void **state)
+static void expect_chains(int n_first, int n_second, bool prompts)
 {
-    (void)state;
-    if (few_tests)
-        skip();
     greedy_thread all[4] = {{0}};
     pthread_t threads[2];
     for (int i = 0; i < 4; i++) {
-        int n = i % 2 ? 9 : 1;
-        all[i] = (greedy_thread){.n = n, .steps = 300};
+        int n = i % 2 ? n_second : n_first;
+        all[i] = (greedy_thread){.n = n, .steps = 300, .prompts = prompts && i % 2 == 0};
         all[i].session = session_on(cuda[BML_WEIGHTS_BF16],
-                                    (bml_session_options){.n_slots = n, .kv_dtype = BML_BF16});
+                                    (bml_session_options){.n_slots = n + 1, .kv_dtype = BML_BF16});
     }
     for (int i = 0; i < 2; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, run_greedy, &all[i]), 0);
@@ -314,6 +325,16 @@ void test_chains_in_threads(void **state)
         assert_memory_equal(all[i].ids, all[i % 2].ids, sizeof all[i].ids);
         bml_session_free(all[i].session);
     }
+}
+
+void test_chains_in_threads(void **state)
+{
+    (void)state;
+    if (few_tests)
+        skip();
+    expect_chains(1, 9, false);
+    expect_chains(1, 1, false);
+    expect_chains(8, 1, true);
 }
 
 /* Whoever changes the batch every other step soon has no step enqueued in vain. */

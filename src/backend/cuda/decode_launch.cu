@@ -379,7 +379,7 @@ bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_ca
  */
 static int kept_of(const bml_cuda_decoder *d, size_t room)
 {
-    int group = together_for(width_of(d->plan.n_embd, d->plan.head_dim)), every = group;
+    int group = together_for(width_of(d->plan.n_embd, d->plan.head_dim)), every = 2;
     while (every < 256 && d->head_bytes / every * group > room)
         every *= 2;
     return every - 1;

@@ -303,23 +303,29 @@ static void enqueue(pass *p, int n_valid)
         choose(p, n_valid);
 }
 
-/* Makes the graph of the pass; NULL on failure, which is no reason not to run it without. */
+/* Makes the graph of the pass; NULL on failure, which is no reason not to run it without. It is
+ * captured on a stream of its own: another thread may just now wait for what is on the queue's
+ * (decode_launch.cu), and what waits for a capture becomes part of it. */
 static cudaGraphExec_t capture(pass *p, int n_valid)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    if (cudaStreamBeginCapture(p->queue->stream, cudaStreamCaptureModeThreadLocal)) {
-        cudaGetLastError();
-        return NULL;
+    cudaStream_t own = p->queue->stream, side = NULL;
+    if (!cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking) &&
+        !cudaStreamBeginCapture(side, cudaStreamCaptureModeThreadLocal)) {
+        p->queue->stream = side;
+        enqueue(p, n_valid);
+        p->queue->stream = own;
+        if (!cudaStreamEndCapture(side, &graph) && !p->queue->error &&
+            cudaGraphInstantiate(&exec, graph, 0))
+            exec = NULL;
+        p->queue->error = cudaSuccess;
     }
-    enqueue(p, n_valid);
-    if (!cudaStreamEndCapture(p->queue->stream, &graph) && !p->queue->error &&
-        cudaGraphInstantiate(&exec, graph, 0))
-        exec = NULL;
     if (graph)
         cudaGraphDestroy(graph);
+    if (side)
+        cudaStreamDestroy(side);
     cudaGetLastError();
-    p->queue->error = cudaSuccess;
     return exec;
 }
 
