@@ -230,7 +230,7 @@ static inline __attribute__((always_inline)) void stream(const job *j, source fr
 
 /* ---- blocked ----------------------------------------------------------------------------------*/
 
-/* TILES of Q4 with bytes in place of nibbles, in TO. */
+/* TILES of Q4 with bytes in place of nibbles, in TO. The next ones are asked for meanwhile. */
 static tiles unpack(tiles w, size_t n_blocks, char *to)
 {
     const levels l = unsigned_levels();
@@ -239,6 +239,8 @@ static tiles unpack(tiles w, size_t n_blocks, char *to)
         for (size_t row = 0; row < bytes / 64; row++)
             FOR_EACH (v, VECS) {
                 vi unpacked = weight_bytes(Q4, w.q + n * w.q_stride, row, v, &l);
+                if (v == 0 && row % 2 == 0)
+                    __builtin_prefetch(w.q + (TILES + n) * w.q_stride + row * 32);
                 memcpy(to + n * bytes + row * 64 + v * 4 * VL, &unpacked, sizeof unpacked);
             }
     w.q = to;
@@ -246,7 +248,7 @@ static tiles unpack(tiles w, size_t n_blocks, char *to)
     return w;
 }
 
-/* TILES for the piece's tokens. */
+/* TILES for the piece's tokens, the first of which ask for the next tiles. */
 static inline __attribute__((always_inline)) void blocked_tiles(const job *j, source from, tiles w,
                                                                 piece all)
 {
@@ -254,10 +256,12 @@ static inline __attribute__((always_inline)) void blocked_tiles(const job *j, so
     while (p.token < all.token + all.n_tokens) {
         size_t left = all.token + all.n_tokens - p.token;
         p.n_tokens = left < MOST_TOKENS ? left : MOST_TOKENS;
-        if (left > FEW_TOKENS)
-            product(j, from, w, MOST_TOKENS, TILES, NOTHING, p);
-        else
+        if (left <= FEW_TOKENS)
             product(j, from, w, FEW_TOKENS, TILES, NOTHING, p);
+        else if (from == Q8 && p.token == all.token)
+            product(j, from, w, MOST_TOKENS, TILES, NEXT_TILES, p);
+        else
+            product(j, from, w, MOST_TOKENS, TILES, NOTHING, p);
         p.token += p.n_tokens;
     }
 }
