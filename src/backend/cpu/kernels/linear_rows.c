@@ -24,10 +24,10 @@ enum {
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * VL,
     STREAM_VECS = 2,
-    STREAM_WIDE = 4,             /* for one or two tokens: one row, this many vectors of it */
-    AHEAD_BYTES = 8192,          /* and memory is asked so far ahead */
+    STREAM_WIDE = 4,              /* for one or two tokens: one row, this many vectors of it */
+    AHEAD_BYTES = 8192,           /* and memory is asked so far ahead */
     LOT_ROWS = VL == 8 ? 128 : 0, /* rows of a lot for several tokens; 0: no lots */
-    LOT_OUTS = 4096,             /* and its outputs: half of the nearest cache */
+    LOT_OUTS = 4096,              /* and its outputs: half of the nearest cache */
     AHEAD_ROWS = 16 /* the same for panels, which are pieces of rows: too short a stream for the
                         processor's own prefetchers */
 };
