@@ -25,15 +25,6 @@ enum {
     OTHER_SHARED = 3 << 10, /* bytes of a block besides its ring */
 };
 
-/* What pack() made. */
-template <typename T> __device__ static float2 unpacked(uint32_t pair)
-{
-    if constexpr (__is_same(T, __nv_bfloat16))
-        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-    else
-        return __half22float2(*(const __half2 *)&pair);
-}
-
 /* What is read once is the first to leave L2: weights, and keys that come next, are there too. */
 __device__ static uint64_t read_once()
 {
@@ -120,7 +111,7 @@ template <typename T, int D> struct softmax {
             float a = exp2_fast(s[i][0] - top), b = exp2_fast(s[i][1] - top);
             sum += a + b;
             p[2 * i] = pack<T>(a, b);
-            float2 kept = unpacked<T>(p[2 * i]);
+            float2 kept = two_of<T>(p[2 * i]);
             p[2 * i + 1] = pack<T>(a - kept.x, b - kept.y);
         }
 #pragma unroll

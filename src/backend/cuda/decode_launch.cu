@@ -22,7 +22,8 @@ struct bml_cuda_decoder {
     struct vectors vectors;
     char *stream;
     size_t *begin; /* and the head's behind them */
-    size_t layer_bytes, head_bytes;
+    size_t layer_bytes;
+    int kept;       /* as of arguments */
     char *exchange; /* two of them: a launch has one, and clears the other one for the next */
     int exchange_bytes, launches;
 };
@@ -168,13 +169,24 @@ static exchange exchange_of(const bml_cuda_decoder *d)
             d->exchange_bytes / (int)sizeof(uint4)};
 }
 
+/* The bits that tiles of the head, of HEAD_BYTES, must not have which stay in L2: as many tiles as
+ * there is ROOM for, dealt out evenly, so that some are on their way from there and some from
+ * memory at any time. */
+static int kept_of(const bml_cuda_plan *plan, size_t head_bytes, size_t room)
+{
+    int group = together_for(width_of(plan->n_embd, plan->head_dim)), every = 2;
+    while (every < 256 && head_bytes / every * group > room)
+        every *= 2;
+    return every - 1;
+}
+
 /* Copies all weights into the order of the pass. */
-static cudaError_t stream_new(bml_cuda_decoder *d, const bml_weights *w)
+static cudaError_t stream_new(bml_cuda_decoder *d, const bml_weights *w, size_t l2_bytes)
 {
     int n = blocks_of(&d->plan);
     const bml_weight *head = &w->lm_head.w;
     bml_weight_format format = w->layers[0].c_attn.w.format;
-    size_t *begin = (size_t *)bml_calloc(2 * (size_t)n, sizeof *begin);
+    size_t *begin = (size_t *)bml_calloc(2 * (size_t)n, sizeof *begin), head_bytes = 0;
     if (!begin)
         return cudaErrorMemoryAllocation;
     bml_cuda_unit unit = bml_cuda_unit_of(head->format);
@@ -182,15 +194,16 @@ static cudaError_t stream_new(bml_cuda_decoder *d, const bml_weights *w)
     for (int b = 0; b < n; b++) {
         bml_cuda_share s = bml_cuda_share_of(&d->plan, b);
         begin[b] = d->layer_bytes;
-        begin[n + b] = d->head_bytes;
+        begin[n + b] = head_bytes;
         d->layer_bytes += bml_cuda_stream_of(&d->plan, &s, format).end;
-        d->head_bytes += s.vocab_tiles * tile;
+        head_bytes += s.vocab_tiles * tile;
     }
+    d->kept = kept_of(&d->plan, head_bytes, l2_bytes / L2_PARTS);
     size_t layers = d->layer_bytes * (size_t)w->config.n_layer;
     cudaError_t error = to_device((void **)&d->begin, begin, 2 * (size_t)n * sizeof *begin);
     free(begin);
     if (!error)
-        error = cudaMalloc((void **)&d->stream, layers + d->head_bytes);
+        error = cudaMalloc((void **)&d->stream, layers + head_bytes);
     if (error)
         return error;
     for (int i = 0; i < w->config.n_layer; i++)
@@ -250,7 +263,7 @@ static cudaError_t decoder_new(bml_queue *queue, const bml_weights *w, const bml
     if (!error)
         error = exchange_new(d);
     if (!error)
-        error = stream_new(d, w);
+        error = stream_new(d, w, (size_t)queue->device->l2_bytes);
     if (!error)
         error = allow_shared(queue, w, &d->plan);
     if (!error) /* the queue's stream does not wait for the copies */
@@ -374,17 +387,6 @@ bool bml_cuda_can_decode(bml_queue *queue, const bml_weights *w, const bml_kv_ca
            has_decoder(queue, w, cache);
 }
 
-/* The bits that tiles of the head must not have which stay in L2: as many tiles as there is ROOM
- * for, dealt out evenly, so that some are on their way from there and some from memory at any time.
- */
-static int kept_of(const bml_cuda_decoder *d, size_t room)
-{
-    int group = together_for(width_of(d->plan.n_embd, d->plan.head_dim)), every = 2;
-    while (every < 256 && d->head_bytes / every * group > room)
-        every *= 2;
-    return every - 1;
-}
-
 void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
                      bml_kv_cache *cache, int n_valid)
 {
@@ -400,7 +402,7 @@ void bml_cuda_decode(bml_queue *queue, const bml_weights *w, bml_activations *a,
     p.begin = d->begin;
     p.head_begin = d->begin + blocks_of(&d->plan);
     p.layer_bytes = d->layer_bytes;
-    p.kept = kept_of(d, (size_t)queue->device->l2_bytes / L2_PARTS);
+    p.kept = d->kept;
     p.activation = c->activation;
     p.epsilon = c->layer_norm_epsilon;
     p.inverse_embd = 1.0f / c->n_embd;

@@ -154,11 +154,10 @@ static void add_product(pass *p, const bml_buffer *x, const bml_linear_weights *
     sum.out = p->queue->scratch;
     bml_cuda_cut cut = bml_cuda_batch_cut(&sum, max_split(p));
     p->n_sums = cut.split;
-    bml_cuda_keys_ahead ahead = {.n_queries = 0};
-    if (next >= 0)
-        ahead = (bml_cuda_keys_ahead){cache_of(p, next), p->batch.slot, p->batch.position,
-                                      p->n_tokens * p->cache->n_head};
-    bml_cuda_note(p->queue, bml_cuda_product_batch(&sum, cut, &ahead, p->queue->stream));
+    bml_cuda_keys_ahead ahead = {cache_of(p, next < 0 ? 0 : next), p->batch.slot, p->batch.position,
+                                 p->n_tokens * p->cache->n_head};
+    bml_cuda_note(p->queue,
+                  bml_cuda_product_batch(&sum, cut, next < 0 ? NULL : &ahead, p->queue->stream));
 }
 
 static bml_cuda_ahead ahead_of(const bml_linear_weights *l, const bml_linear_weights *then)

@@ -42,6 +42,15 @@ __device__ static void store_cached(char *to, size_t at, float x, bml_dtype kv)
         ((__half *)to)[at] = __float2half(x);
 }
 
+/* Two elements of 16 bits side by side as floats. */
+template <class T> __device__ static float2 two_of(uint32_t pair)
+{
+    if constexpr (std::is_same_v<T, __half>)
+        return __half22float2(*(const __half2 *)&pair);
+    else
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 /* Eight elements. */
 __device__ static void load_cached(float out[8], const float *from)
 {
@@ -55,10 +64,7 @@ template <class Kv> __device__ static void load_cached(float out[8], const Kv *f
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        float2 f = std::is_same_v<Kv, __half>
-                       ? __half22float2(*(const __half2 *)&words[j])
-                       : make_float2(__uint_as_float(words[j] << 16),
-                                     __uint_as_float(words[j] & 0xffff0000u));
+        float2 f = two_of<Kv>(words[j]);
         out[2 * j] = f.x;
         out[2 * j + 1] = f.y;
     }
