@@ -301,8 +301,8 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
      * that left: to each row's half one pair belongs.
      */
     template <int N, bml_weight_format K, class Kv>
-    __device__ __forceinline__ void add_sixteens(softmax_state &own, float &sum,
-                                                 const uint32_t (&q)[4], int here, int i) const
+    __device__ __forceinline__ void add_sixteens(softmax_state &own, const uint32_t (&q)[4],
+                                                 int here, int i) const
     {
         constexpr int of_stage = keys_for(N_EMBD) / SIXTEEN;
         int last[N];
@@ -338,14 +338,14 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
         most = largest_of_warp(most);
         float before = exp2_fast(own.top - most);
         own.top = most;
-        sum *= before;
+        own.sum *= before;
 #pragma unroll
         for (int l = 0; l < 8; l++)
             own.v[l] *= before;
 #pragma unroll
         for (int j = 0; j < N; j++) {
             float weight[2] = {exp2_fast(score[j][0] - most), exp2_fast(score[j][1] - most)};
-            sum += weight[0] + weight[1];
+            own.sum += weight[0] + weight[1];
 #pragma unroll
             for (int l = 0; l < SIXTEEN / 4; l++) {
                 int of = lane / 8 + 4 * l;
@@ -364,7 +364,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
                                                 float scale)
     {
         uint32_t q[4];
-        float x[8], sum = 0;
+        float x[8];
         constexpr int keys = keys_for(N_EMBD);
         int lot_keys = lot_of(p) * keys;
         load_cached(x, query + vector / 2 % 2 * 32 + 8 * c);
@@ -384,29 +384,67 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
 #pragma unroll 1
             for (int i = 0; i < mine;)
                 if (i + 2 <= mine) {
-                    add_sixteens<2, K, Kv>(own, sum, q, here, i);
+                    add_sixteens<2, K, Kv>(own, q, here, i);
                     i += 2;
                 } else {
-                    add_sixteens<1, K, Kv>(own, sum, q, here, i++);
+                    add_sixteens<1, K, Kv>(own, q, here, i++);
                 }
             this->release(stages * KEY_STAGES);
         }
-        /* A lane's sum is of two keys of each sixteen. join() wants that of the keys whose values
-         * the lane has, or any that together are the same. */
 #pragma unroll
-        for (int step = 4; step < 32; step *= 2)
-            sum += __shfl_xor_sync(~0u, sum, step);
-        own.sum = lane < 8 ? sum : 0;
-        if (warp == WARPS - 1) { /* the token's own key */
-            float part[8];
-            const float *value = query + 2 * 64 + lane % 8 * 8;
-            load_cached(part, query + lane % 8 * 8);
+        for (int step = 4; step < 32; step *= 2) /* a lane's is of two keys of each sixteen */
+            own.sum += __shfl_xor_sync(~0u, own.sum, step);
+    }
+
+    /* Of what four lanes have of the same eight elements, of other keys each, two elements. */
+    __device__ __forceinline__ float2 pair_of(const float (&v)[8]) const
+    {
+        float four[4], two[2];
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                part[j] *= scale;
-            float score = this->score_of(part, query + 64 + lane % 8 * 8);
-            own.add(lane < 8 ? score : -INFINITY, -INFINITY, value, value);
+        for (int i = 0; i < 4; i++)
+            four[i] =
+                (lane & 8 ? v[4 + i] : v[i]) + __shfl_xor_sync(~0u, lane & 8 ? v[i] : v[4 + i], 8);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            two[i] = (lane & 16 ? four[2 + i] : four[i]) +
+                     __shfl_xor_sync(~0u, lane & 16 ? four[i] : four[2 + i], 16);
+        return make_float2(two[0], two[1]);
+    }
+
+    /* Adds the token's own key. Of v the lane has the two elements from AT on. */
+    __device__ __forceinline__ void add_own(float &top, float &sum, float2 &v, const float *query,
+                                            float scale, int at)
+    {
+        float part[8];
+        load_cached(part, query + lane % 8 * 8);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            part[j] *= scale;
+        float score = this->score_of(part, query + 64 + lane % 8 * 8), most = most_of(top, score);
+        float before = exp2_fast(top - most), weight = exp2_fast(score - most);
+        float2 value = *(const float2 *)(query + 2 * 64 + at);
+        top = most;
+        sum = fmaf(sum, before, weight);
+        v = make_float2(fmaf(v.x, before, weight * value.x), fmaf(v.y, before, weight * value.y));
+    }
+
+    /* Joins what the warps have. */
+    __device__ __forceinline__ float join_warps(softmax_state &own, const float *query, float scale,
+                                                float &top, float &sum)
+    {
+        int pitch = bml_cuda_state_pitch(64), e = threadIdx.x / 4, of = threadIdx.x % 4;
+        int at = lane % 8 * 8 + lane / 8 % 2 * 4 + lane / 16 * 2;
+        float2 v = pair_of(own.v);
+        if (warp == WARPS - 1)
+            add_own(own.top, own.sum, v, query, scale, at);
+        *(float2 *)(m.found + warp * pitch + at) = v;
+        if (lane == 0) {
+            m.ends[warp] = own.top;
+            m.ends[32 + warp] = own.sum;
         }
+        wait_for_warps();
+        return joined<WARPS / 4>(4, m.found + of * pitch + e, m.ends + of, m.ends + 32 + of, 4,
+                                 pitch, 4, top, sum);
     }
 
     /* As attend_heads(). */
@@ -420,7 +458,7 @@ template <bml_weight_format F, int N_EMBD> struct few_worker : computing_warp<F,
                     attend_keys<BML_WEIGHTS_BF16, __nv_bfloat16>(own, query, n_keys, scale);
                 else
                     attend_keys<BML_WEIGHTS_F16, __half>(own, query, n_keys, scale);
-                return this->join(own, 1, m.found, m.ends, top, sum);
+                return join_warps(own, query, scale, top, sum);
             }
         return attend_heads(query, 1, n_keys, true, scale, m.found, m.ends, top, sum);
     }
