@@ -222,7 +222,7 @@ void test_chains(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int what = 0; what < N_INTERRUPTIONS; what++) {
             chain c;
-            chain_start(&c, cuda[cases[i].format],
+            chain_start(&c, cuda(cases[i].format),
                         (bml_session_options){.n_slots = cases[i].n + 1, .kv_dtype = cases[i].kv},
                         cases[i].n, cases[i].draws);
             bool goes_ahead = !cases[i].draws || cases[i].n <= 8;
@@ -244,8 +244,8 @@ void test_chain_ends(void **state)
     for (int n = 1; n <= 9; n += 8) {
         chain a, b;
         bml_session_options options = {.n_slots = n, .kv_dtype = BML_BF16, .n_ctx = 24};
-        chain_start(&a, cuda[BML_WEIGHTS_BF16], options, n, false);
-        chain_start(&b, cuda[BML_WEIGHTS_BF16], options, n, false);
+        chain_start(&a, cuda(BML_WEIGHTS_BF16), options, n, false);
+        chain_start(&b, cuda(BML_WEIGHTS_BF16), options, n, false);
         for (int step = 0; step < 8; step++) {
             chain_steps(&a, 1);
             chain_steps(&b, 1 + step % 2);
@@ -311,7 +311,7 @@ static void expect_chains(int n_first, int n_second, bool prompts)
     for (int i = 0; i < 4; i++) {
         int n = i % 2 ? n_second : n_first;
         all[i] = (greedy_thread){.n = n, .steps = 300, .prompts = prompts && i % 2 == 0};
-        all[i].session = session_on(cuda[BML_WEIGHTS_BF16],
+        all[i].session = session_on(cuda(BML_WEIGHTS_BF16),
                                     (bml_session_options){.n_slots = n + 1, .kv_dtype = BML_BF16});
     }
     for (int i = 0; i < 2; i++)
@@ -345,7 +345,7 @@ void test_patience(void **state)
         skip();
     chain c;
     int in_vain = 0;
-    chain_start(&c, cuda[BML_WEIGHTS_BF16], (bml_session_options){0}, 1, false);
+    chain_start(&c, cuda(BML_WEIGHTS_BF16), (bml_session_options){0}, 1, false);
     for (int i = 0; i < 30; i++) {
         chain_steps(&c, 3);
         in_vain += c.ahead->queue->chain.ahead;

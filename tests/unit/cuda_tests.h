@@ -9,8 +9,6 @@
 
 enum { VOCAB = 8192 };
 
-/* The built-in model on the GPU, by format of weights. */
-extern bml_model *cuda[BML_WEIGHTS_Q4 + 1];
 extern bml_error failure;
 
 /* Under compute-sanitizer everything is slow: with BML_FEW_TESTS all kernels are tested, but in few
@@ -18,6 +16,9 @@ extern bml_error failure;
 extern bool few_tests;
 
 void ok(bml_status status);
+
+/* The built-in model on the GPU with weights of this bml_weight_format. */
+bml_model *cuda(int format);
 bml_session *session_on(const bml_model *model, bml_session_options options);
 
 /* cuda_chains.c */

@@ -543,21 +543,14 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
     uint32_t full = shared_address(barriers), empty = full + p.n_stages * 8;
     uint32_t inboxes = empty + p.n_stages * 8;
     ring r = {memory, full, empty, p.n_stages, p.stage_bytes, 0, 0};
-    uint32_t bytes[BML_CUDA_INBOXES];
-#pragma unroll
-    for (int i = 0; i < BML_CUDA_INBOXES; i++)
-        bytes[i] = bml_cuda_inbox_bytes(&plan, &s, i, shares_keys(p));
-    for (int i = threadIdx.x; i < 2 * p.n_stages; i += THREADS) /* full ones, and empty */
-        barrier_init(full + 8 * i, i < p.n_stages ? 1 : WARPS * ARRIVALS);
-    if (threadIdx.x == COMPUTE) {
-        for (int i = 0; i < BML_CUDA_INBOXES; i++)
-            barrier_init(inboxes + 8 * i, 1);
-        for (int i = 0; i < BML_CUDA_INBOXES; i++)
-            barrier_expect(inboxes + 8 * i, bytes[i]);
-    }
-    barrier_init_fence();
+    if (threadIdx.x < COMPUTE)
+        init_barriers(full, p.n_stages, WARPS, BML_CUDA_INBOXES, COMPUTE);
+    __syncwarp();
     arrive_at_cluster();
     if (threadIdx.x < COMPUTE) {
+        auto inbox_of = [&](int i) {
+            return inbox(inboxes + 8 * i, bml_cuda_inbox_bytes(&plan, &s, i, shares_keys(p)));
+        };
         memory_map m;
         m.qkv = (float *)(barriers + 2 * p.n_stages + BML_CUDA_INBOXES + 1);
         m.states = m.qkv + s.n_heads * 3 * plan.head_dim;
@@ -580,23 +573,22 @@ static __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constan
         wait_for_warps();
         int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0); /* uniform */
         uint32_t base = shared_address(memory);
-        worker<F, HEAD, N_EMBD> w = {
-            {shape<N_EMBD>(plan), p, plan, s, r, warp, lane},
-            m,
-            {inboxes + 8 * BML_CUDA_QKV_IN, bytes[BML_CUDA_QKV_IN], 0},
-            {inboxes + 8 * BML_CUDA_STATES_IN, bytes[BML_CUDA_STATES_IN], 0},
-            {inboxes + 8 * BML_CUDA_HIDDEN_IN, bytes[BML_CUDA_HIDDEN_IN], 0},
-            base,
-            address_in(base, warp),
-            m.taken + warp * MAX_EACH * 256,
-            {},
-            {},
-            {},
-            {}};
+        worker<F, HEAD, N_EMBD> w = {{shape<N_EMBD>(plan), p, plan, s, r, warp, lane},
+                                     m,
+                                     inbox_of(BML_CUDA_QKV_IN),
+                                     inbox_of(BML_CUDA_STATES_IN),
+                                     inbox_of(BML_CUDA_HIDDEN_IN),
+                                     base,
+                                     address_in(base, warp),
+                                     m.taken + warp * MAX_EACH * 256,
+                                     {},
+                                     {},
+                                     {},
+                                     {}};
         run_pass(w);
     } else {
         await_cluster();
-        if (threadIdx.x == COMPUTE)
+        if (lane_speaks())
             fill<F, HEAD, N_EMBD, abreast_for(N_EMBD)>(r, p, s, keys_of(p, s.rank), 1);
     }
     __syncwarp();

@@ -18,15 +18,30 @@ __device__ static void wait_for_warps(void)
     asm volatile("bar.sync 1, %0;" ::"r"((int)COMPUTE) : "memory");
 }
 
-/* What comes from the cluster's other blocks: an mbarrier that arms itself for the next use. */
+/* What comes from the cluster's other blocks: an mbarrier that arms itself for the next use. What
+ * comes says that the block's own warps have come so far, too, where others wait for what they
+ * send; racecheck does not know that, and for it they meet. */
 struct inbox {
     uint32_t barrier, bytes, round;
+
+    __device__ inbox(uint32_t barrier, uint32_t bytes) : barrier(barrier), bytes(bytes), round(0)
+    {
+        arm();
+    }
+
+    __device__ void arm()
+    {
+        if (threadIdx.x == 0)
+            barrier_expect(barrier, bytes);
+    }
 
     __device__ void wait()
     {
         barrier_wait(barrier, round);
-        if (threadIdx.x == 0)
-            barrier_expect(barrier, bytes);
+#ifdef BML_RACECHECK
+        wait_for_warps();
+#endif
+        arm();
         round ^= 1;
     }
 };

@@ -663,19 +663,9 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
     uint32_t full = shared_address(barriers), empty = full + p.n_stages * 8;
     uint32_t inboxes = empty + p.n_stages * 8;
     ring r = {memory, full, empty, p.n_stages, p.stage_bytes, 0, 0};
-    uint32_t bytes[BML_CUDA_FEW_INBOXES];
-#pragma unroll
-    for (int i = 0; i < BML_CUDA_FEW_INBOXES; i++)
-        bytes[i] = bml_cuda_few_inbox_bytes(&plan, &s, i, p.n_tokens);
-    for (int i = threadIdx.x; i < 2 * p.n_stages; i += THREADS) /* full ones, and empty */
-        barrier_init(full + 8 * i, i < p.n_stages ? 1 : WARPS * ARRIVALS);
-    if (threadIdx.x == COMPUTE) {
-        for (int i = 0; i < BML_CUDA_FEW_INBOXES; i++)
-            barrier_init(inboxes + 8 * i, 1);
-        for (int i = 0; i < BML_CUDA_FEW_INBOXES; i++)
-            barrier_expect(inboxes + 8 * i, bytes[i]);
-    }
-    barrier_init_fence();
+    if (threadIdx.x < COMPUTE)
+        init_barriers(full, p.n_stages, WARPS, BML_CUDA_FEW_INBOXES, COMPUTE);
+    __syncwarp();
     few_map m;
     m.moments = (float2 *)(barriers + 2 * p.n_stages + BML_CUDA_FEW_INBOXES);
     m.normed = (uint16_t *)(m.moments + WARPS);
@@ -694,12 +684,15 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
         wait_for_warps();
         int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0); /* uniform */
         uint32_t base = shared_address(memory);
+        auto inbox_of = [&](int i) {
+            return inbox(inboxes + 8 * i, bml_cuda_few_inbox_bytes(&plan, &s, i, p.n_tokens));
+        };
         few_worker<F, N_EMBD> w = {{shape<N_EMBD>(plan), p, plan, s, r, warp, lane},
                                    m,
-                                   {inboxes + 8 * BML_CUDA_NORMED_IN, bytes[BML_CUDA_NORMED_IN], 0},
-                                   {inboxes + 8 * BML_CUDA_QKV_IN, bytes[BML_CUDA_QKV_IN], 0},
-                                   {inboxes + 8 * BML_CUDA_STATES_IN, bytes[BML_CUDA_STATES_IN], 0},
-                                   {inboxes + 8 * BML_CUDA_HIDDEN_IN, bytes[BML_CUDA_HIDDEN_IN], 0},
+                                   inbox_of(BML_CUDA_NORMED_IN),
+                                   inbox_of(BML_CUDA_QKV_IN),
+                                   inbox_of(BML_CUDA_STATES_IN),
+                                   inbox_of(BML_CUDA_HIDDEN_IN),
                                    lane / 4,
                                    lane % 4,
                                    base,
@@ -714,7 +707,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_few(const __grid_con
         if (s.rank < p.n_tokens)
             keys = {p.slot[s.rank], 0, p.position[s.rank]};
         await_cluster();
-        if (threadIdx.x == COMPUTE)
+        if (lane_speaks())
             fill<F, F, N_EMBD, 1>(r, p, s, keys, few_worker<F, N_EMBD>::lot_of(p));
     }
     __syncwarp();

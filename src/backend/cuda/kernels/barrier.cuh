@@ -34,12 +34,19 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Waits for the end of the phase of this parity. */
+/* Waits for the end of the phase of this parity. compute-sanitizer's racecheck takes long for a
+ * look, and others wait meanwhile: built for that tool (kernels/ring.cuh) there is a pause between
+ * two. */
+#ifdef BML_RACECHECK
+#define BETWEEN_LOOKS "@!done nanosleep.u32 20000;\n"
+#else
+#define BETWEEN_LOOKS ""
+#endif
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\n"
                  "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n" BETWEEN_LOOKS
                  "@!done bra again;\n}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");

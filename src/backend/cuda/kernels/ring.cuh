@@ -71,15 +71,33 @@ struct ring {
 /*
  * compute-sanitizer's racecheck takes a bulk copy for a store of the thread that asks for it, and
  * does not know that it is over when its mbarrier says so, nor that a lane which arrives behind
- * __syncwarp speaks for its warp. For that tool, built with -DBML_RACECHECK, the thread stores what
- * it copies itself, and arrives when that is done; and all lanes arrive. It is the same ring, with
- * the same waits.
+ * __syncwarp speaks for its warp. For that tool, built with -DBML_RACECHECK, all lanes arrive, also
+ * those of the warp that fills the ring, which store what they copy themselves, and arrive when
+ * that is done. It is the same ring, with the same waits.
  */
 #ifdef BML_RACECHECK
 enum { ARRIVALS = 32 };
 #else
 enum { ARRIVALS = 1 };
 #endif
+
+/* Whether the lane is one of those that arrive for their warp. */
+__device__ static inline bool lane_speaks(void)
+{
+    return threadIdx.x % 32 < ARRIVALS;
+}
+
+/* Sets up the mbarriers of N_STAGES, those that say that a stage is full and behind them those that
+ * say that READERS warps have read it, and behind these N more for one arrival. By N_THREADS. */
+__device__ static inline void init_barriers(uint32_t first, int n_stages, int readers, int n,
+                                            int n_threads)
+{
+    for (int i = threadIdx.x; i < 2 * n_stages + n; i += n_threads)
+        barrier_init(first + 8 * i, i < n_stages       ? ARRIVALS
+                                    : i < 2 * n_stages ? readers * ARRIVALS
+                                                       : 1);
+    barrier_init_fence();
+}
 
 /* A warp has read N stages: ARRIVALS at the mbarrier of each that says that it is empty. */
 __device__ static inline void stages_read(const ring &r, int lane, int n)
@@ -106,7 +124,7 @@ __device__ static inline void bulk_copy(void *to, const void *from, uint32_t byt
                                         uint32_t barrier, bool kept)
 {
 #ifdef BML_RACECHECK
-    for (uint32_t i = 0; i < bytes / sizeof(uint4); i++)
+    for (uint32_t i = threadIdx.x % 32; i < bytes / sizeof(uint4); i += 32)
         ((uint4 *)to)[i] = __ldcg((const uint4 *)from + i);
 #else
     uint64_t policy;
