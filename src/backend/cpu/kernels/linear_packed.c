@@ -12,17 +12,20 @@
 enum {
     VECS = BML_TILE / VL, /* vectors across a tile's outputs */
 #if VL == 16
-    MOST_TOKENS = 6, /* tokens and tiles that share each load; a batch of 8 goes as 4 and 4 */
+    MOST_TOKENS = 6, /* tokens that share each load of weights; a batch of 8 goes as 4 and 4 */
     FEW_TOKENS = 4,
-    TILES = 2,
+    TILES = 2,   /* for which a block of inputs is made ready once */
+    ABREAST = 2, /* and of these the ones that share each load of inputs */
 #elif VL == 8
     MOST_TOKENS = 4,
     FEW_TOKENS = 2,
-    TILES = 1,
+    TILES = 4,
+    ABREAST = 1,
 #else
     MOST_TOKENS = 2,
     FEW_TOKENS = 2,
     TILES = 1,
+    ABREAST = 1,
 #endif
     UNROLLED = VL == 16 ? 16 : 2,     /* rows; more than 2 do not leave 16 registers to the sums */
     BLOCKED_TOKENS = 2 * MOST_TOKENS, /* from so many on */
@@ -107,7 +110,7 @@ static inline void finish(const job *j, size_t token, size_t col, vf y)
  * and so on.
  */
 static inline __attribute__((always_inline)) void
-add_rows(vi dot[MOST_TOKENS][TILES][VECS], source from, const char *q, size_t q_stride,
+add_rows(vi dot[MOST_TOKENS][ABREAST][VECS], source from, const char *q, size_t q_stride,
          const fours *inputs, size_t first_four, size_t rows, size_t tokens, size_t n_tiles,
          asked ask, size_t ahead)
 {
@@ -115,7 +118,7 @@ add_rows(vi dot[MOST_TOKENS][TILES][VECS], source from, const char *q, size_t q_
     const levels l = unsigned_levels();
     for (size_t r = 0; r < rows; r += unrolled)
         FOR_EACH (i, unrolled) {
-            vi w[TILES][VECS];
+            vi w[ABREAST][VECS];
             FOR_EACH (n, n_tiles)
                 FOR_EACH (v, VECS) {
                     size_t at = (r + i) * row_bytes + v * 4 * VL;
@@ -141,6 +144,7 @@ product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, asked
 {
     size_t spans = from == Q8 ? 1 : 2, rows = 16 / spans, row_bytes = from == Q4 ? 32 : 64;
     size_t ahead = ask == STREAM ? AHEAD_BYTES : n_tiles * w.stride;
+    size_t abreast = n_tiles < ABREAST ? n_tiles : ABREAST;
     const bml_quant_row *x[MOST_TOKENS];
     vf sum[MOST_TOKENS][TILES][VECS];
     FOR_EACH (t, tokens) {
@@ -159,23 +163,27 @@ product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, asked
         }
         for (size_t half = 0; half < spans; half++) {
             size_t s = b * spans + half;
-            vi dot[MOST_TOKENS][TILES][VECS];
-            FOR_EACH (t, tokens) {
-                vi start = vi_dot4_start(spans == 1 ? block[t]->sum : block[t]->half_sum[half]);
-                FOR_EACH (n, n_tiles)
-                    FOR_EACH (v, VECS)
-                        dot[t][n][v] = start;
-            }
-            const char *q = w.q + s * rows * row_bytes;
-            add_rows(dot, from, q, w.q_stride, inputs, half * rows, rows, tokens, n_tiles, ask,
-                     ahead);
-            FOR_EACH (n, n_tiles)
-                FOR_EACH (v, VECS) {
-                    vf scale = weight_scale(from, w.scales + n * w.stride, s, v);
-                    FOR_EACH (t, tokens)
-                        sum[t][n][v] = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
-                                              vf_scale_down(scale, block[t]->down), sum[t][n][v]);
+            for (size_t first = 0; first < n_tiles; first += abreast) {
+                vi dot[MOST_TOKENS][ABREAST][VECS];
+                FOR_EACH (t, tokens) {
+                    vi start = vi_dot4_start(spans == 1 ? block[t]->sum : block[t]->half_sum[half]);
+                    FOR_EACH (n, abreast)
+                        FOR_EACH (v, VECS)
+                            dot[t][n][v] = start;
                 }
+                const char *q = w.q + first * w.q_stride + s * rows * row_bytes;
+                add_rows(dot, from, q, w.q_stride, inputs, half * rows, rows, tokens, abreast, ask,
+                         ahead);
+                FOR_EACH (n, abreast)
+                    FOR_EACH (v, VECS) {
+                        vf scale = weight_scale(from, w.scales + (first + n) * w.stride, s, v);
+                        FOR_EACH (t, tokens) {
+                            vf *to = &sum[t][first + n][v];
+                            *to = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
+                                         vf_scale_down(scale, block[t]->down), *to);
+                        }
+                    }
+            }
         }
     }
     FOR_EACH (t, tokens)

@@ -7,7 +7,8 @@
  * thread that takes half of the inputs reads one stretch of memory from end to end, where half of
  * the columns would be a piece of every row. Two ways through memory:
  *     stream   few tokens: W is read once, row by row, a few rows at a time in registers, and the
- *              outputs come and go from the nearest cache;
+ *              outputs come and go from the nearest cache; or, with too few registers for that, in
+ *              lots: some tokens' outputs in registers while rows of the lot pass;
  *     blocked  many tokens: panels of W are packed (and widened) once, while those before are in
  *              use, and register tiles of TILE_ROWS tokens x TILE_VECS vectors run over them.
  */
@@ -26,8 +27,9 @@ enum {
     STREAM_VECS = 2,
     STREAM_WIDE = 4,              /* for one or two tokens: one row, this many vectors of it */
     AHEAD_BYTES = 8192,           /* and memory is asked so far ahead */
-    LOT_ROWS = VL == 8 ? 128 : 0, /* rows of a lot for several tokens; 0: no lots */
-    LOT_OUTS = 4096,              /* and its outputs: half of the nearest cache */
+    LOT_ROWS = VL == 8 ? 128 : 0, /* of a lot for several tokens; 0: no lots */
+    LOT_COLS = 256,
+    LOT_TOKENS = 4,
     AHEAD_ROWS = 16 /* the same for panels, which are pieces of rows: too short a stream for the
                         processor's own prefetchers */
 };
@@ -116,45 +118,92 @@ static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_
         stream_row(j, dtype, sums, row, begin, end);
 }
 
+/* What is asked for meanwhile: lines of rows, in the order of memory. */
+typedef struct lines {
+    const char *row;
+    size_t at, row_bytes, bytes; /* of a row, and of these the ones that are wanted */
+} lines;
+
+static inline void ask_next(lines *l)
+{
+    __builtin_prefetch(l->row + l->at, 0, 2);
+    l->at += 64;
+    if (l->at >= l->bytes) {
+        l->at = 0;
+        l->row += l->row_bytes;
+    }
+}
+
 /*
- * The same for several tokens in lots, of LOT_ROWS rows and as many columns as LOT_OUTS says.
- * Tokens lie a multiple of 4096 bytes apart, more often than not, which are all in the same few
- * places of the nearest cache, so a lot's inputs and outputs are copied to where they lie side by
- * side, in the order of use. A tile asks for the memory of the one in the next lot.
+ * Adds ROWS rows of W from column COL on to TILE_COLS outputs of LOT_TOKENS tokens, which stay in
+ * registers meanwhile. X is [rows][BML_CPU_OWN_ROWS], from the first of the tokens on; OUT is each
+ * one's outputs. The FIRST tokens leave W as float32 in PANEL for the others.
+ */
+static inline __attribute__((always_inline)) void
+lot_tile(bml_dtype dtype, bool first, size_t rows, const char *w, size_t row_bytes, size_t col,
+         const float *x, float *const out[LOT_TOKENS], float *panel, lines *next)
+{
+    size_t bytes = TILE_COLS * bml_dtype_size(dtype), of_line = bytes < 64 ? 64 / bytes : 1;
+    vf acc[LOT_TOKENS][TILE_VECS];
+    FOR_EACH (t, LOT_TOKENS)
+        FOR_EACH (v, TILE_VECS)
+            acc[t][v] = vf_load(out[t] + col + v * VL);
+    for (size_t r = 0; r < rows; r += STREAM_ROWS)
+        FOR_EACH (i, STREAM_ROWS) {
+            vf wr[TILE_VECS];
+            float *kept = panel + (r + i) * TILE_COLS;
+            if (first && i % of_line == 0) /* a line for as many bytes as are read */
+                ask_next(next);
+            FOR_EACH (v, TILE_VECS) {
+                wr[v] = first ? vf_load_as(dtype, w + (r + i) * row_bytes, col + v * VL)
+                              : vf_load(kept + v * VL);
+                if (first)
+                    vf_store(kept + v * VL, wr[v]);
+            }
+            FOR_EACH (t, LOT_TOKENS)
+                FOR_EACH (v, TILE_VECS)
+                    acc[t][v] =
+                        vf_fma(vf_set1(x[(r + i) * BML_CPU_OWN_ROWS + t]), wr[v], acc[t][v]);
+        }
+    FOR_EACH (t, LOT_TOKENS)
+        FOR_EACH (v, TILE_VECS)
+            vf_store(out[t] + col + v * VL, acc[t][v]);
+}
+
+/*
+ * The same for several tokens in lots, of LOT_ROWS rows and LOT_COLS columns: what the second-level
+ * cache has room for, and for the next one, which is asked for meanwhile.
  */
 static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_dtype dtype,
                                                               float *sums, size_t first,
                                                               size_t last, size_t begin, size_t end)
 {
-    enum { COLS = STREAM_VECS * VL, MOST = LOT_ROWS ? LOT_ROWS : 1 };
-    float xs[MOST * BML_CPU_OWN_ROWS]; /* [rows / STREAM_ROWS][n_tokens][STREAM_ROWS] */
-    float outs[LOT_OUTS];              /* [columns / COLS][n_tokens][COLS] */
+    enum { MOST = LOT_ROWS ? LOT_ROWS : 1 };
+    float xs[MOST * BML_CPU_OWN_ROWS], panel[MOST * TILE_COLS], nobody[LOT_COLS] = {0};
     size_t n = j->n_tokens, size = bml_dtype_size(dtype), row_bytes = j->n_out * size, row, rows;
-    size_t most = LOT_OUTS / n / COLS * COLS, wide = end - (end - begin) % COLS;
+    size_t wide = end - (end - begin) % TILE_COLS;
     for (row = first; row + STREAM_ROWS <= last; row += rows) {
         const char *w = (const char *)j->w->buffer.data + row * row_bytes;
         rows = last - row < MOST ? (last - row) / STREAM_ROWS * STREAM_ROWS : MOST;
-        for (size_t i = 0; i < rows * n; i += STREAM_ROWS)
-            memcpy(xs + i,
-                   j->x + i / STREAM_ROWS % n * j->n_in + row + i / n / STREAM_ROWS * STREAM_ROWS,
-                   STREAM_ROWS * sizeof *xs);
+        for (size_t r = 0; r < rows; r++)
+            for (size_t t = 0; t < BML_CPU_OWN_ROWS; t++)
+                xs[r * BML_CPU_OWN_ROWS + t] = t < n ? j->x[t * j->n_in + row + r] : 0;
         for (size_t col = begin, cols; col < wide; col += cols) {
-            cols = wide - col < most ? wide - col : most;
-            const char *ahead =
-                w + (col + cols < wide ? (col + cols) * size : rows * row_bytes + begin * size);
-            for (size_t i = 0; i < cols * n; i += COLS)
-                memcpy(outs + i, sums + i / COLS % n * j->n_out + col + i / n / COLS * COLS,
-                       COLS * sizeof *outs);
-            for (size_t r = 0; r < rows; r += STREAM_ROWS)
-                for (size_t c = 0; c < cols; c += COLS) {
-                    FOR_EACH (i, STREAM_ROWS)
-                        __builtin_prefetch(ahead + (r + i) * row_bytes + c * size, 0, 2);
-                    stream_tile(dtype, STREAM_ROWS, STREAM_VECS, w + r * row_bytes, row_bytes,
-                                col + c, n, xs + r * n, STREAM_ROWS, outs + c * n, COLS, NULL, 0);
+            cols = wide - col < LOT_COLS ? wide - col : LOT_COLS;
+            lines next = {
+                w + (col + cols < wide ? (col + cols) * size : rows * row_bytes + begin * size), 0,
+                row_bytes, cols * size};
+            for (size_t c = 0; c < cols; c += TILE_COLS)
+                for (size_t t = 0; t < n; t += LOT_TOKENS) {
+                    float *out[LOT_TOKENS]; /* tokens that are not there have their own */
+                    FOR_EACH (i, LOT_TOKENS)
+                        out[i] = t + i < n ? sums + (t + i) * j->n_out + col : nobody;
+                    if (t == 0)
+                        lot_tile(dtype, true, rows, w + col * size, row_bytes, c, xs, out, panel,
+                                 &next);
+                    else
+                        lot_tile(dtype, false, rows, NULL, 0, c, xs + t, out, panel, NULL);
                 }
-            for (size_t i = 0; i < cols * n; i += COLS)
-                memcpy(sums + i / COLS % n * j->n_out + col + i / n / COLS * COLS, outs + i,
-                       COLS * sizeof *outs);
         }
         for (size_t r = row; r < row + rows; r++)
             stream_row(j, dtype, sums, r, wide, end);

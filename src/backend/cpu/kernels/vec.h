@@ -41,6 +41,7 @@ typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
 typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 typedef int16_t vs __attribute__((vector_size(4 * VL)));
+typedef uint16_t vus __attribute__((vector_size(4 * VL)));
 typedef uint16_t vh __attribute__((vector_size(2 * VL)));
 
 static inline vf vf_set1(float x)
@@ -424,7 +425,7 @@ static inline vi vi_dot4(vi acc, vi w, const fours *x, size_t i)
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(four(x, i)));
 #else
-    vs w_even = (vs)w & 0xff, w_odd = ((vs)w >> 8) & 0xff;
+    vs w_even = (vs)w & 0xff, w_odd = (vs)((vus)w >> 8);
     vu sum = (vu)acc; /* unsigned, or a sanitizer would look at every lane */
     sum += (vu)vi_dot2(w_even, x->even[i]);
     sum += (vu)vi_dot2(w_odd, x->odd[i]);
@@ -452,7 +453,6 @@ static inline vf vf_scale_down(vf a, uint32_t down)
 #elif defined(__SSE2__)
     return (vf)_mm_subs_epu16((__m128i)a, _mm_set1_epi32((int)down));
 #else
-    typedef uint16_t vus __attribute__((vector_size(4 * VL)));
     vus from = (vus)a, by = (vus)((int32_t)down - (vi){0});
     return (vf)((from - by) & (vus)(from > by));
 #endif
