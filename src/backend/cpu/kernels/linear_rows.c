@@ -47,21 +47,22 @@ static void inputs_of(const job *j, int half, size_t *first, size_t *last)
 /* ---- stream -----------------------------------------------------------------------------------*/
 
 /*
- * Adds ROWS rows of W from column COL on, held in registers, to VECS vectors of every token's
- * outputs, which pass through; tokens lie X_PITCH and OUT_PITCH floats apart. Meanwhile memory is
- * asked for from NEXT on, LINES a token. (Past the end of the matrix this is harmless, a prefetch
- * cannot fault.)
+ * Adds ROWS rows of W from row ROW and column COL on, held in registers, to VECS vectors of every
+ * token's outputs, which pass through. Meanwhile memory is asked for from NEXT on, LINES a token.
+ * (Past the end of the matrix this is harmless, a prefetch cannot fault.)
  */
-static inline __attribute__((always_inline)) void
-stream_tile(bml_dtype dtype, size_t rows, size_t vecs, const char *w, size_t row_bytes, size_t col,
-            size_t n_tokens, const float *x, size_t x_pitch, float *out, size_t out_pitch,
-            const char *next, size_t lines)
+static inline __attribute__((always_inline)) void stream_tile(const job *j, bml_dtype dtype,
+                                                              float *sums, size_t rows, size_t vecs,
+                                                              size_t row, size_t col,
+                                                              const char *next, size_t lines)
 {
+    const float *x = j->x + row;
+    float *out = sums + col;
     vf wr[STREAM_ROWS][STREAM_WIDE];
     FOR_EACH (r, rows)
         FOR_EACH (v, vecs)
-            wr[r][v] = vf_load_as(dtype, w + r * row_bytes, col + v * VL);
-    for (size_t t = 0; t < n_tokens; t++, x += x_pitch, out += out_pitch) {
+            wr[r][v] = vf_load_as(dtype, j->w->buffer.data, (row + r) * j->n_out + col + v * VL);
+    for (size_t t = 0; t < j->n_tokens; t++, x += j->n_in, out += j->n_out) {
         vf acc[STREAM_WIDE];
         for (size_t line = 0; line < lines; line++, next += 64)
             __builtin_prefetch(next);
@@ -109,8 +110,7 @@ static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_
     for (; row + rows <= last; row += rows) {
         const char *w = (const char *)j->w->buffer.data + row * row_bytes;
         for (size_t col = begin; col < wide; col += vecs * VL)
-            stream_tile(dtype, rows, vecs, w, row_bytes, col, j->n_tokens, j->x + row, j->n_in,
-                        sums + col, j->n_out, w + rows * col * size + ahead, lines);
+            stream_tile(j, dtype, sums, rows, vecs, row, col, w + rows * col * size + ahead, lines);
         for (size_t r = row; r < row + rows; r++)
             stream_row(j, dtype, sums, r, wide, end);
     }
@@ -118,19 +118,19 @@ static inline __attribute__((always_inline)) void stream_rows(const job *j, bml_
         stream_row(j, dtype, sums, row, begin, end);
 }
 
-/* What is asked for meanwhile: lines of rows, in the order of memory. */
-typedef struct lines {
+/* What is asked for meanwhile: a piece of each of many rows, in the order of memory. */
+typedef struct asking {
     const char *row;
     size_t at, row_bytes, bytes; /* of a row, and of these the ones that are wanted */
-} lines;
+} asking;
 
-static inline void ask_next(lines *l)
+static inline void ask_next(asking *a)
 {
-    __builtin_prefetch(l->row + l->at, 0, 2);
-    l->at += 64;
-    if (l->at >= l->bytes) {
-        l->at = 0;
-        l->row += l->row_bytes;
+    __builtin_prefetch(a->row + a->at, 0, 2);
+    a->at += 64;
+    if (a->at >= a->bytes) {
+        a->at = 0;
+        a->row += a->row_bytes;
     }
 }
 
@@ -141,7 +141,7 @@ static inline void ask_next(lines *l)
  */
 static inline __attribute__((always_inline)) void
 lot_tile(bml_dtype dtype, bool first, size_t rows, const char *w, size_t row_bytes, size_t col,
-         const float *x, float *const out[LOT_TOKENS], float *panel, lines *next)
+         const float *x, float *const out[LOT_TOKENS], float *panel, asking *next)
 {
     size_t bytes = TILE_COLS * bml_dtype_size(dtype), of_line = bytes < 64 ? 64 / bytes : 1;
     vf acc[LOT_TOKENS][TILE_VECS];
@@ -190,7 +190,7 @@ static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_
                 xs[r * BML_CPU_OWN_ROWS + t] = t < n ? j->x[t * j->n_in + row + r] : 0;
         for (size_t col = begin, cols; col < wide; col += cols) {
             cols = wide - col < LOT_COLS ? wide - col : LOT_COLS;
-            lines next = {
+            asking next = {
                 w + (col + cols < wide ? (col + cols) * size : rows * row_bytes + begin * size), 0,
                 row_bytes, cols * size};
             for (size_t c = 0; c < cols; c += TILE_COLS)
