@@ -8,15 +8,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Runs a command with its output in a log that is only shown when it fails.
+# Runs a command with its output in a log that is only shown when it fails, or takes a quarter of an
+# hour: some minutes are usual.
 quietly() {
     name=$1
     shift
-    if "$@" >"$work/$name.log" 2>&1; then
+    if timeout 900 "$@" >"$work/$name.log" 2>&1; then
         echo "passed: $name"
     else
         cat "$work/$name.log"
-        echo "failed: $name" >&2
+        echo "failed: $name" >&2 # after a timeout the log ends where it hung
         return 1
     fi
 }
@@ -42,7 +43,7 @@ arm() {
     processor qemu-aarch64-static "$arm" cortex-a76 dotprod
     processor qemu-aarch64-static "$arm" cortex-a57 base # without the dot product
     # The rest of the suite, but for two that take minutes: program.sh does some of what they do.
-    quietly cortex-a57.suite ctest --test-dir "$arm" -E 'test_kernel|test_session|test_storyteller'
+    quietly cortex-a57.suite ctest --timeout 300 --test-dir "$arm" -E 'test_kernel|test_session|test_storyteller'
 }
 
 quietly guarded sh "$here/check_guarded.sh" "$native/libbml.a"

@@ -2,6 +2,7 @@
 #include "testing.h"
 
 #include "backend/cpu/cpu.h"
+#include "base/clock.h"
 
 #include <stdatomic.h>
 #include <time.h>
@@ -64,6 +65,30 @@ static void test_sleepers_wake(void **state)
     bml_pool_free(pool);
 }
 
+/* Jobs that end about when the caller, which polls for 20 us, falls asleep: a wake-up that gets
+ * lost there hangs the test. */
+static void linger(void *context, int part, int n_parts)
+{
+    counts *c = context;
+    (void)n_parts;
+    double end = bml_now() + 15e-6 + 1e-9 * (c->jobs * 7919 % 20000);
+    while (part && bml_now() < end)
+        ;
+    atomic_fetch_add(&c->runs[part], 1);
+}
+
+static void test_jobs_end_as_the_caller_falls_asleep(void **state)
+{
+    (void)state;
+    bml_pool *pool;
+    counts c = {0};
+    assert_int_equal(bml_pool_new(2, &pool, NULL), BML_OK);
+    for (c.jobs = 0; c.jobs < 40000; c.jobs++)
+        bml_pool_run(pool, linger, &c);
+    assert_int_equal(atomic_load(&c.runs[1]), c.jobs);
+    bml_pool_free(pool);
+}
+
 static void test_bad_counts(void **state)
 {
     (void)state;
@@ -101,6 +126,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_part_runs_once),
         cmocka_unit_test(test_sleepers_wake),
+        cmocka_unit_test(test_jobs_end_as_the_caller_falls_asleep),
         cmocka_unit_test(test_bad_counts),
         cmocka_unit_test(test_split),
     };

@@ -59,8 +59,10 @@ static int64_t now_ns(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* These loads are sequentially consistent, as are the counters of sleepers: of a thread that is
- * about to sleep and one that makes its condition true, at least one must see the other. */
+/* Of a thread that is about to sleep and one that makes its condition true, at least one must see
+ * the other. So these loads are sequentially consistent, and whoever says that it sleeps, or
+ * changes a condition, does so by a read-modify-write: qemu (7.2, on x86-64) lets a load pass an
+ * Arm store before it, sequentially consistent or not. */
 static bool job_is_new(bml_pool *pool, unsigned seen)
 {
     return atomic_load(&pool->epoch) != seen ||
@@ -106,7 +108,6 @@ static void *worker_main(void *argument)
         if (atomic_load(&pool->stop))
             return NULL;
         pool->work(pool->context, w.part, pool->n_threads);
-        /* Sequentially consistent with the caller's "store caller_sleeping, load n_running". */
         if (atomic_fetch_sub(&pool->n_running, 1) == 1 && atomic_load(&pool->caller_sleeping)) {
             pthread_mutex_lock(&pool->mutex);
             pthread_cond_signal(&pool->job_done);
@@ -134,7 +135,7 @@ void bml_pool_run(bml_pool *pool, void (*work)(void *context, int part, int n_pa
     SPIN_UNTIL(pool, job_is_done(pool));
     if (!job_is_done(pool)) {
         pthread_mutex_lock(&pool->mutex);
-        atomic_store(&pool->caller_sleeping, true);
+        atomic_exchange(&pool->caller_sleeping, true);
         while (!job_is_done(pool))
             pthread_cond_wait(&pool->job_done, &pool->mutex);
         atomic_store(&pool->caller_sleeping, false);
