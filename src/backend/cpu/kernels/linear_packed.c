@@ -30,7 +30,9 @@ enum {
     UNROLLED = VL == 16 ? 16 : 2,     /* rows; more than 2 do not leave 16 registers to the sums */
     BLOCKED_TOKENS = 2 * MOST_TOKENS, /* from so many on */
     TOKEN_BYTES = 512 << 10,          /* of these in the second-level cache */
-    AHEAD_BYTES = 4096                /* how far ahead of a single token's stream memory is asked */
+    AHEAD_BYTES = VL == 8 ? 1536 : 4096 /* how far ahead of a single token's stream memory is asked
+                                           (4096, on AVX2: a load and what it asks for meet in the
+                                           first-level cache) */
 };
 
 typedef bml_linear_job job;
@@ -39,9 +41,13 @@ typedef bml_linear_job job;
  * laid out like Q8's bytes. */
 typedef enum source { Q8, Q4, Q4_UNPACKED } source;
 
-/* What memory is asked for meanwhile (past the end this is harmless, a prefetch cannot fault):
- * nothing, what comes next in a single token's stream, or the next tiles. */
-typedef enum asked { NOTHING, STREAM, NEXT_TILES } asked;
+/* What memory is asked for meanwhile (past the end this is harmless, a prefetch cannot fault): from
+ * NEXT on, as far from there as stored rows are from a tile's first one, the line of every
+ * EVERY-th row; 0 asks for nothing. */
+typedef struct asking {
+    size_t every;
+    const char *next;
+} asking;
 
 /* Tokens and tiles that a product is for. */
 typedef struct piece {
@@ -80,6 +86,12 @@ static inline levels unsigned_levels(void)
     return l;
 }
 
+/* Bytes of a row of inputs as it is stored. */
+static inline size_t stored_row(source from)
+{
+    return from == Q8 ? 64 : 32;
+}
+
 /* Vector V of the bytes for inputs 4 * row.. of a tile. */
 static inline vi weight_bytes(source from, const char *q, size_t row, size_t v, const levels *l)
 {
@@ -112,20 +124,21 @@ static inline void finish(const job *j, size_t token, size_t col, vf y)
 static inline __attribute__((always_inline)) void
 add_rows(vi dot[MOST_TOKENS][ABREAST][VECS], source from, const char *q, size_t q_stride,
          const fours *inputs, size_t first_four, size_t rows, size_t tokens, size_t n_tiles,
-         asked ask, size_t ahead)
+         asking ask, size_t ask_stride)
 {
-    size_t row_bytes = from == Q4 ? 32 : 64, unrolled = UNROLLED < rows ? UNROLLED : rows;
+    size_t unrolled = UNROLLED < rows ? UNROLLED : rows;
+    if (unrolled < ask.every)
+        unrolled = ask.every;
     const levels l = unsigned_levels();
     for (size_t r = 0; r < rows; r += unrolled)
         FOR_EACH (i, unrolled) {
             vi w[ABREAST][VECS];
-            FOR_EACH (n, n_tiles)
-                FOR_EACH (v, VECS) {
-                    size_t at = (r + i) * row_bytes + v * 4 * VL;
+            FOR_EACH (n, n_tiles) {
+                FOR_EACH (v, VECS)
                     w[n][v] = weight_bytes(from, q + n * q_stride, r + i, v, &l);
-                    if (ask != NOTHING && at % 64 == 0)
-                        __builtin_prefetch(q + n * q_stride + at + ahead);
-                }
+                if (ask.every && i % ask.every == 0)
+                    __builtin_prefetch(ask.next + n * ask_stride + (r + i) * stored_row(from));
+            }
             FOR_EACH (t, tokens)
                 FOR_EACH (n, n_tiles)
                     FOR_EACH (v, VECS)
@@ -136,14 +149,12 @@ add_rows(vi dot[MOST_TOKENS][ABREAST][VECS], source from, const char *q, size_t 
 
 /*
  * A piece of TOKENS (of which n_tokens are there) and N_TILES. A span is what shares a scale: a
- * block of Q8, half a block of Q4. ASK: for which memory
- * meanwhile.
+ * block of Q8, half a block of Q4.
  */
 static inline __attribute__((always_inline)) void
-product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, asked ask, piece p)
+product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, asking ask, piece p)
 {
     size_t spans = from == Q8 ? 1 : 2, rows = 16 / spans, row_bytes = from == Q4 ? 32 : 64;
-    size_t ahead = ask == STREAM ? AHEAD_BYTES : n_tiles * w.stride;
     size_t abreast = n_tiles < ABREAST ? n_tiles : ABREAST;
     const bml_quant_row *x[MOST_TOKENS];
     vf sum[MOST_TOKENS][TILES][VECS];
@@ -172,11 +183,17 @@ product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, asked
                             dot[t][n][v] = start;
                 }
                 const char *q = w.q + first * w.q_stride + s * rows * row_bytes;
-                add_rows(dot, from, q, w.q_stride, inputs, half * rows, rows, tokens, abreast, ask,
-                         ahead);
+                asking here = ask;
+                if (ask.every)
+                    here.next += first * w.stride + s * rows * stored_row(from);
+                add_rows(dot, from, q, w.q_stride, inputs, half * rows, rows, tokens, abreast, here,
+                         w.stride);
                 FOR_EACH (n, abreast)
                     FOR_EACH (v, VECS) {
-                        vf scale = weight_scale(from, w.scales + (first + n) * w.stride, s, v);
+                        const char *scales = w.scales + (first + n) * w.stride;
+                        vf scale = weight_scale(from, scales, s, v);
+                        if (ask.every && v == 0)
+                            __builtin_prefetch(scales + n_tiles * w.stride + s * 32 / spans);
                         FOR_EACH (t, tokens) {
                             vf *to = &sum[t][first + n][v];
                             *to = vf_fma(__builtin_convertvector(dot[t][n][v], vf),
@@ -198,6 +215,14 @@ product(const job *j, source from, tiles w, size_t tokens, size_t n_tiles, asked
             }
 }
 
+/* Asks from NEXT on for one of SHARES shares of stored tiles, which as many products do. */
+static inline asking ask_share(source from, const char *next, size_t share, size_t shares)
+{
+    return (asking){64 / stored_row(from) * shares, next + share * 64};
+}
+
+static const asking nothing = {0, NULL};
+
 /* ---- stream -----------------------------------------------------------------------------------*/
 
 /* All of few tokens, N_TILES at a time from TILE on. */
@@ -212,16 +237,17 @@ static inline __attribute__((always_inline)) void stream_tiles(const job *j, sou
          * by the first, for whom memory sets the pace. */
         if (left >= MOST_TOKENS && left != 2 * FEW_TOKENS && left != 2 * FEW_TOKENS + 1) {
             p.n_tokens = MOST_TOKENS;
-            product(j, from, w, MOST_TOKENS, n_tiles, NOTHING, p);
+            product(j, from, w, MOST_TOKENS, n_tiles, nothing, p);
         } else if (left >= FEW_TOKENS) {
             p.n_tokens = FEW_TOKENS;
             if (p.token == 0)
-                product(j, from, w, FEW_TOKENS, n_tiles, NEXT_TILES, p);
+                product(j, from, w, FEW_TOKENS, n_tiles,
+                        ask_share(from, w.q + n_tiles * w.stride, 0, 1), p);
             else
-                product(j, from, w, FEW_TOKENS, n_tiles, NOTHING, p);
+                product(j, from, w, FEW_TOKENS, n_tiles, nothing, p);
         } else {
             p.n_tokens = 1;
-            product(j, from, w, 1, n_tiles, STREAM, p);
+            product(j, from, w, 1, n_tiles, ask_share(from, w.q + AHEAD_BYTES, 0, 1), p);
         }
         p.token += p.n_tokens;
     }
@@ -238,7 +264,7 @@ static inline __attribute__((always_inline)) void stream(const job *j, source fr
 
 /* ---- blocked ----------------------------------------------------------------------------------*/
 
-/* TILES of Q4 with bytes in place of nibbles, in TO. The next ones are asked for meanwhile. */
+/* TILES of Q4 with bytes in place of nibbles, in TO. */
 static tiles unpack(tiles w, size_t n_blocks, char *to)
 {
     const levels l = unsigned_levels();
@@ -247,8 +273,6 @@ static tiles unpack(tiles w, size_t n_blocks, char *to)
         for (size_t row = 0; row < bytes / 64; row++)
             FOR_EACH (v, VECS) {
                 vi unpacked = weight_bytes(Q4, w.q + n * w.q_stride, row, v, &l);
-                if (v == 0 && row % 2 == 0)
-                    __builtin_prefetch(w.q + (TILES + n) * w.q_stride + row * 32);
                 memcpy(to + n * bytes + row * 64 + v * 4 * VL, &unpacked, sizeof unpacked);
             }
     w.q = to;
@@ -256,20 +280,35 @@ static tiles unpack(tiles w, size_t n_blocks, char *to)
     return w;
 }
 
-/* TILES for the piece's tokens, the first of which ask for the next tiles. */
-static inline __attribute__((always_inline)) void blocked_tiles(const job *j, source from, tiles w,
-                                                                piece all)
+/* Products of their own functions, each with all registers to its sums: inlined side by side, gcc
+ * 12 adds a move to every product of bytes. */
+#define PRODUCT(name, from, tokens, shares)                                                        \
+    static __attribute__((noinline)) void name(const job *j, tiles w, const char *next,            \
+                                               size_t share, piece p)                              \
+    {                                                                                              \
+        product(j, from, w, tokens, TILES, ask_share(from, next, share, shares), p);               \
+    }
+PRODUCT(q8_asking, Q8, MOST_TOKENS, 2)
+PRODUCT(q8_alone, Q8, MOST_TOKENS, 0)
+PRODUCT(q8_few, Q8, FEW_TOKENS, 0)
+PRODUCT(q4_asking, Q4_UNPACKED, MOST_TOKENS, 2)
+PRODUCT(q4_alone, Q4_UNPACKED, MOST_TOKENS, 0)
+PRODUCT(q4_few, Q4_UNPACKED, FEW_TOKENS, 0)
+
+/* TILES for the piece's tokens. The first two products ask for the next tiles, which begin at NEXT:
+ * one alone would wait for memory, and the others would not. */
+static void blocked_tiles(const job *j, bool q8, tiles w, const char *next, piece all)
 {
     piece p = all;
-    while (p.token < all.token + all.n_tokens) {
+    for (size_t n = 0; p.token < all.token + all.n_tokens; n++) {
         size_t left = all.token + all.n_tokens - p.token;
         p.n_tokens = left < MOST_TOKENS ? left : MOST_TOKENS;
         if (left <= FEW_TOKENS)
-            product(j, from, w, FEW_TOKENS, TILES, NOTHING, p);
-        else if (from == Q8 && p.token == all.token)
-            product(j, from, w, MOST_TOKENS, TILES, NEXT_TILES, p);
+            (q8 ? q8_few : q4_few)(j, w, next, 0, p);
+        else if (n < 2)
+            (q8 ? q8_asking : q4_asking)(j, w, next, n, p);
         else
-            product(j, from, w, MOST_TOKENS, TILES, NOTHING, p);
+            (q8 ? q8_alone : q4_alone)(j, w, next, 0, p);
         p.token += p.n_tokens;
     }
 }
@@ -288,10 +327,11 @@ static void blocked(const job *j, size_t tile, size_t end, char *scratch)
         p.n_tokens = left < most_tokens ? left : most_tokens;
         for (p.tile = tile; p.tile < end; p.tile += TILES) {
             tiles w = stored_tiles(j, p.tile);
+            const char *next = w.q + TILES * w.stride;
             if (j->w->format == BML_WEIGHTS_Q8)
-                blocked_tiles(j, Q8, w, p);
+                blocked_tiles(j, true, w, next, p);
             else
-                blocked_tiles(j, Q4_UNPACKED, unpack(w, bml_n_blocks(j->n_in), scratch), p);
+                blocked_tiles(j, false, unpack(w, bml_n_blocks(j->n_in), scratch), next, p);
         }
     }
 }

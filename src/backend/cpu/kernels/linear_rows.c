@@ -137,11 +137,12 @@ static inline void ask_next(asking *a)
 /*
  * Adds ROWS rows of W from column COL on to TILE_COLS outputs of LOT_TOKENS tokens, which stay in
  * registers meanwhile. X is [rows][BML_CPU_OWN_ROWS], from the first of the tokens on; OUT is each
- * one's outputs. The FIRST tokens leave W as float32 in PANEL for the others.
+ * one's outputs. The FIRST tokens leave W as float32 in PANEL for the others. Tiles that read as
+ * many bytes as this one in SHARES passes ask for a share of what is next each.
  */
 static inline __attribute__((always_inline)) void
-lot_tile(bml_dtype dtype, bool first, size_t rows, const char *w, size_t row_bytes, size_t col,
-         const float *x, float *const out[LOT_TOKENS], float *panel, asking *next)
+lot_tile(bml_dtype dtype, bool first, size_t shares, size_t rows, const char *w, size_t row_bytes,
+         size_t col, const float *x, float *const out[LOT_TOKENS], float *panel, asking *next)
 {
     size_t bytes = TILE_COLS * bml_dtype_size(dtype), of_line = bytes < 64 ? 64 / bytes : 1;
     vf acc[LOT_TOKENS][TILE_VECS];
@@ -152,7 +153,7 @@ lot_tile(bml_dtype dtype, bool first, size_t rows, const char *w, size_t row_byt
         FOR_EACH (i, STREAM_ROWS) {
             vf wr[TILE_VECS];
             float *kept = panel + (r + i) * TILE_COLS;
-            if (first && i % of_line == 0) /* a line for as many bytes as are read */
+            if (i % (of_line * shares) == 0)
                 ask_next(next);
             FOR_EACH (v, TILE_VECS) {
                 wr[v] = first ? vf_load_as(dtype, w + (r + i) * row_bytes, col + v * VL)
@@ -198,11 +199,14 @@ static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_
                     float *out[LOT_TOKENS]; /* tokens that are not there have their own */
                     FOR_EACH (i, LOT_TOKENS)
                         out[i] = t + i < n ? sums + (t + i) * j->n_out + col : nobody;
-                    if (t == 0)
-                        lot_tile(dtype, true, rows, w + col * size, row_bytes, c, xs, out, panel,
+                    if (n <= LOT_TOKENS)
+                        lot_tile(dtype, true, 1, rows, w + col * size, row_bytes, c, xs, out, panel,
+                                 &next);
+                    else if (t == 0)
+                        lot_tile(dtype, true, 2, rows, w + col * size, row_bytes, c, xs, out, panel,
                                  &next);
                     else
-                        lot_tile(dtype, false, rows, NULL, 0, c, xs + t, out, panel, NULL);
+                        lot_tile(dtype, false, 2, rows, NULL, 0, c, xs + t, out, panel, &next);
                 }
         }
         for (size_t r = row; r < row + rows; r++)
