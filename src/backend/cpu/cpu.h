@@ -5,9 +5,12 @@
 #include "backend/backend.h"
 #include "backend/cpu/pool.h"
 
+typedef struct bml_region bml_region;
+
 struct bml_device {
-    bml_pool *pool;   /* for packing weights; NULL until that is needed */
-    size_t max_width; /* the most inputs or outputs that any of its weights has */
+    bml_pool *pool;      /* for packing weights; NULL until that is needed */
+    size_t max_width;    /* the most inputs or outputs that any of its weights has */
+    bml_region *regions; /* of weight_memory.c; the latest first */
 };
 
 /* The best id that one thread has found in its part of a row of logits. */

@@ -60,22 +60,6 @@ bml_status bml_cpu_buffer_new(bml_device *device, size_t bytes, bml_buffer *buff
     return BML_OK;
 }
 
-bml_status bml_cpu_weight_memory(bml_device *device, size_t bytes, bml_buffer *buffer,
-                                 bml_pool **pool, bml_error *err)
-{
-    bml_status status = device->pool ? BML_OK : bml_pool_new(0, &device->pool, err);
-    *pool = device->pool;
-    if (!status)
-        status = bml_cpu_buffer_new(device, bytes, buffer, err);
-#ifdef MADV_HUGEPAGE
-    /* Weights are read from end to end: pages of 2 MB spare most of the address translation. */
-    const size_t huge_threshold = (size_t)4 << 20;
-    if (!status && bytes >= huge_threshold) /* only advice: the memory works without */
-        madvise(buffer->data, bytes, MADV_HUGEPAGE);
-#endif
-    return status;
-}
-
 void bml_cpu_buffer_free(bml_device *device, bml_buffer *buffer)
 {
     (void)device;
@@ -168,7 +152,7 @@ bml_status bml_cpu_weight_rows(bml_device *device, const bml_matrix *matrix, boo
 void bml_cpu_weight_free(bml_device *device, bml_weight *weight)
 {
     if (weight->owned)
-        bml_cpu_buffer_free(device, &weight->buffer);
+        bml_cpu_weight_memory_free(device, &weight->buffer);
     *weight = (bml_weight){0};
 }
 

@@ -11,9 +11,11 @@ void bml_cpu_close(bml_device *device);
 bml_status bml_cpu_weight_rows(bml_device *device, const bml_matrix *matrix, bool out_in,
                                bml_weight_format format, bml_weight *weight, bml_error *err);
 
-/* Memory for a weight that is not used as the file has it, and the pool that fills it. */
+/* Memory for a weight that is not used as the file has it, zeroed and aligned to 64 bytes, and the
+ * pool that fills it. */
 bml_status bml_cpu_weight_memory(bml_device *device, size_t bytes, bml_buffer *buffer,
                                  bml_pool **pool, bml_error *err);
+void bml_cpu_weight_memory_free(bml_device *device, bml_buffer *buffer);
 
 /* Notes the width of a weight that kernels may meet. */
 void bml_cpu_device_note(bml_device *device, const bml_weight *weight);

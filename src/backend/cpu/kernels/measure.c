@@ -5,6 +5,7 @@
 #include "base/error.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 enum { REPEATS = 7, CHAINS = 12, AHEAD_BYTES = 8192 };
 static const size_t read_bytes = (size_t)512 << 20; /* far more than any cache holds */
@@ -99,11 +100,15 @@ static double time_of(bml_queue *queue, void (*work)(void *, int, int), job *j)
 bml_status KERNEL(measure)(bml_queue *queue, bml_limits *limits, bml_error *err)
 {
     int n_threads = bml_pool_threads(queue->pool);
-    job j = {aligned_alloc(4096, read_bytes), calloc((size_t)n_threads, sizeof(float))};
+    const size_t page = (size_t)2 << 20;
+    job j = {aligned_alloc(page, read_bytes), calloc((size_t)n_threads, sizeof(float))};
     bml_status status = BML_OK;
     if (!j.data || !j.sink) {
         status = bml_fail_memory(err, read_bytes, "measuring the memory's bandwidth");
     } else {
+#ifdef MADV_HUGEPAGE
+        madvise((void *)j.data, read_bytes, MADV_HUGEPAGE); /* as weights are, weight_memory.c */
+#endif
         bml_pool_run(queue->pool, touch_part, &j);
         limits->read_bytes_per_s = (double)read_bytes / time_of(queue, read_part, &j);
         double lanes = (double)VL * CHAINS * (double)fma_steps * n_threads;
