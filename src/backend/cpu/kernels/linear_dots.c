@@ -16,6 +16,7 @@ enum {
     TILE_TOKENS = 2,
 #endif
     TILE_OUTS = VL == 4 ? 2 : 4,
+    ASK_OUTS = VL == 8 ? 2 * TILE_OUTS : TILE_OUTS,           /* so far ahead several tokens ask */
     TILE_SUMS = (TILE_TOKENS * TILE_OUTS + VL - 1) / VL * VL, /* as vf_sum_all takes them */
     BLOCK_BYTES = 384 << 10, /* of x that stay in the second-level cache */
     AHEAD_BYTES = 4096       /* how far ahead of a single token's stream memory is asked */
@@ -87,7 +88,7 @@ static inline __attribute__((always_inline)) void tile(const job *j, bml_dtype d
                                                        size_t token, size_t o)
 {
     vf acc[TILE_SUMS] = {0};
-    const char *next = row_of(j, dtype, o + TILE_OUTS);
+    const char *next = row_of(j, dtype, o + ASK_OUTS);
     size_t lines = 0;
     if (share < n_shares) {
         lines = (TILE_OUTS * VL * bml_dtype_size(dtype) / 64 + n_shares - 1) / n_shares;

@@ -25,10 +25,10 @@ enum {
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * VL,
     STREAM_VECS = 2,
-    STREAM_WIDE = 4,              /* for one or two tokens: one row, this many vectors of it */
-    AHEAD_BYTES = 8192,           /* and memory is asked so far ahead */
-    LOT_ROWS = VL == 8 ? 128 : 0, /* of a lot for several tokens; 0: no lots */
-    LOT_COLS = 256,
+    STREAM_WIDE = 4,    /* for one or two tokens: one row, this many vectors of it */
+    AHEAD_BYTES = 8192, /* and memory is asked so far ahead */
+    LOTS = VL == 8,     /* whether several tokens read W in lots */
+    LOT_ROWS = 128,     /* the most rows of a lot */
     LOT_TOKENS = 4,
     AHEAD_ROWS = 16 /* the same for panels, which are pieces of rows: too short a stream for the
                         processor's own prefetchers */
@@ -135,20 +135,20 @@ static inline void ask_next(asking *a)
 }
 
 /*
- * Adds ROWS rows of W from column COL on to TILE_COLS outputs of LOT_TOKENS tokens, which stay in
- * registers meanwhile. X is [rows][BML_CPU_OWN_ROWS], from the first of the tokens on; OUT is each
- * one's outputs. The FIRST tokens leave W as float32 in PANEL for the others. Tiles that read as
- * many bytes as this one in SHARES passes ask for a share of what is next each.
+ * Adds ROWS rows of W to TILE_COLS outputs of LOT_TOKENS tokens, which stay in registers meanwhile.
+ * X is [rows][BML_CPU_OWN_ROWS], from the first of the tokens on; OUT is each one's outputs. The
+ * FIRST tokens leave W as float32 in PANEL for the others. Tiles that read as many bytes as this
+ * one in SHARES passes ask for a share of what is next each.
  */
 static inline __attribute__((always_inline)) void
 lot_tile(bml_dtype dtype, bool first, size_t shares, size_t rows, const char *w, size_t row_bytes,
-         size_t col, const float *x, float *const out[LOT_TOKENS], float *panel, asking *next)
+         const float *x, float *const out[LOT_TOKENS], float *panel, asking *next)
 {
     size_t bytes = TILE_COLS * bml_dtype_size(dtype), of_line = bytes < 64 ? 64 / bytes : 1;
     vf acc[LOT_TOKENS][TILE_VECS];
     FOR_EACH (t, LOT_TOKENS)
         FOR_EACH (v, TILE_VECS)
-            acc[t][v] = vf_load(out[t] + col + v * VL);
+            acc[t][v] = vf_load(out[t] + v * VL);
     for (size_t r = 0; r < rows; r += STREAM_ROWS)
         FOR_EACH (i, STREAM_ROWS) {
             vf wr[TILE_VECS];
@@ -156,7 +156,7 @@ lot_tile(bml_dtype dtype, bool first, size_t shares, size_t rows, const char *w,
             if (i % (of_line * shares) == 0)
                 ask_next(next);
             FOR_EACH (v, TILE_VECS) {
-                wr[v] = first ? vf_load_as(dtype, w + (r + i) * row_bytes, col + v * VL)
+                wr[v] = first ? vf_load_as(dtype, w + (r + i) * row_bytes, v * VL)
                               : vf_load(kept + v * VL);
                 if (first)
                     vf_store(kept + v * VL, wr[v]);
@@ -168,29 +168,31 @@ lot_tile(bml_dtype dtype, bool first, size_t shares, size_t rows, const char *w,
         }
     FOR_EACH (t, LOT_TOKENS)
         FOR_EACH (v, TILE_VECS)
-            vf_store(out[t] + col + v * VL, acc[t][v]);
+            vf_store(out[t] + v * VL, acc[t][v]);
 }
 
 /*
- * The same for several tokens in lots, of LOT_ROWS rows and LOT_COLS columns: what the second-level
- * cache has room for, and for the next one, which is asked for meanwhile.
+ * The same for several tokens in lots of 32 KB, of which the second-level cache has one and the
+ * next, which is asked for meanwhile. Float32 has fewer rows: where a row is a multiple of 4 KB
+ * long, as many as a set of that cache has room for is soon reached.
  */
 static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_dtype dtype,
                                                               float *sums, size_t first,
                                                               size_t last, size_t begin, size_t end)
 {
-    enum { MOST = LOT_ROWS ? LOT_ROWS : 1 };
-    float xs[MOST * BML_CPU_OWN_ROWS], panel[MOST * TILE_COLS], nobody[LOT_COLS] = {0};
+    const size_t most_rows = dtype == BML_F32 ? 32 : LOT_ROWS;
+    const size_t most_cols = dtype == BML_F32 ? 256 : 128;
+    float xs[LOT_ROWS * BML_CPU_OWN_ROWS], panel[LOT_ROWS * TILE_COLS], nobody[TILE_COLS] = {0};
     size_t n = j->n_tokens, size = bml_dtype_size(dtype), row_bytes = j->n_out * size, row, rows;
     size_t wide = end - (end - begin) % TILE_COLS;
     for (row = first; row + STREAM_ROWS <= last; row += rows) {
         const char *w = (const char *)j->w->buffer.data + row * row_bytes;
-        rows = last - row < MOST ? (last - row) / STREAM_ROWS * STREAM_ROWS : MOST;
+        rows = last - row < most_rows ? (last - row) / STREAM_ROWS * STREAM_ROWS : most_rows;
         for (size_t r = 0; r < rows; r++)
             for (size_t t = 0; t < BML_CPU_OWN_ROWS; t++)
                 xs[r * BML_CPU_OWN_ROWS + t] = t < n ? j->x[t * j->n_in + row + r] : 0;
         for (size_t col = begin, cols; col < wide; col += cols) {
-            cols = wide - col < LOT_COLS ? wide - col : LOT_COLS;
+            cols = wide - col < most_cols ? wide - col : most_cols;
             asking next = {
                 w + (col + cols < wide ? (col + cols) * size : rows * row_bytes + begin * size), 0,
                 row_bytes, cols * size};
@@ -198,15 +200,15 @@ static inline __attribute__((always_inline)) void stream_lots(const job *j, bml_
                 for (size_t t = 0; t < n; t += LOT_TOKENS) {
                     float *out[LOT_TOKENS]; /* tokens that are not there have their own */
                     FOR_EACH (i, LOT_TOKENS)
-                        out[i] = t + i < n ? sums + (t + i) * j->n_out + col : nobody;
+                        out[i] = t + i < n ? sums + (t + i) * j->n_out + col + c : nobody;
                     if (n <= LOT_TOKENS)
-                        lot_tile(dtype, true, 1, rows, w + col * size, row_bytes, c, xs, out, panel,
-                                 &next);
+                        lot_tile(dtype, true, 1, rows, w + (col + c) * size, row_bytes, xs, out,
+                                 panel, &next);
                     else if (t == 0)
-                        lot_tile(dtype, true, 2, rows, w + col * size, row_bytes, c, xs, out, panel,
-                                 &next);
+                        lot_tile(dtype, true, 2, rows, w + (col + c) * size, row_bytes, xs, out,
+                                 panel, &next);
                     else
-                        lot_tile(dtype, false, 2, rows, NULL, 0, c, xs + t, out, panel, &next);
+                        lot_tile(dtype, false, 2, rows, NULL, 0, xs + t, out, panel, &next);
                 }
         }
         for (size_t r = row; r < row + rows; r++)
@@ -224,7 +226,7 @@ static inline __attribute__((always_inline)) void stream_as(const job *j, bml_dt
      * outputs between cache and registers. */
     if (j->n_tokens <= 2)
         stream_rows(j, dtype, sums, 1, STREAM_WIDE, AHEAD_BYTES, first, last, begin, end);
-    else if (LOT_ROWS)
+    else if (LOTS)
         stream_lots(j, dtype, sums, first, last, begin, end);
     else
         stream_rows(j, dtype, sums, STREAM_ROWS, STREAM_VECS,
