@@ -62,7 +62,7 @@ static int64_t now_ns(void)
 /* Of a thread that is about to sleep and one that makes its condition true, at least one must see
  * the other. So these loads are sequentially consistent, and whoever says that it sleeps, or
  * changes a condition, does so by a read-modify-write: qemu (7.2, on x86-64) lets a load pass an
- * Arm store before it, sequentially consistent or not. */
+ * Arm store before it, sequentially consistent or not. (.stop changes under the mutex.) */
 static bool job_is_new(bml_pool *pool, unsigned seen)
 {
     return atomic_load(&pool->epoch) != seen ||

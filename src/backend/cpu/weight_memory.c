@@ -79,8 +79,8 @@ bml_status bml_cpu_weight_memory(bml_device *device, size_t bytes, bml_buffer *b
         return bml_fail_memory(err, bytes, "a weight");
     rounded &= ~(size_t)63;
     bml_region *region = region_for(device, rounded);
-    if (!region)
-        return bml_fail_memory(err, bytes, "a weight");
+    if (!region) /* a limit that leaves no room for the alignment may do so for the weight */
+        return bml_cpu_buffer_new(device, bytes, buffer, err);
     *buffer = (bml_buffer){.data = region->begin + region->used, .bytes = bytes};
     region->used += rounded;
     region->n_weights++;
