@@ -13,9 +13,9 @@
 
 struct bml_region {
     bml_region *next;
-    char *mapped; /* all of the mapping, of which the weights have .used bytes from .begin on */
+    bml_buffer memory; /* of which the weights have .used bytes from .begin on */
     char *begin;
-    size_t mapped_bytes, size, used;
+    size_t size, used;
     int n_weights;
 };
 
@@ -25,24 +25,17 @@ static const size_t usual_size = (size_t)64 << 20; /* pages that nothing touches
 /* Below this a weight is not worth it, and in memory of its own sanitizers see its ends. */
 static const size_t least_bytes = (size_t)256 << 10;
 
-static bml_region *region_new(size_t size)
+static bml_region *region_new(bml_device *device, size_t size)
 {
     bml_region *region = bml_calloc(1, sizeof *region);
     size_t bytes;
-    if (!region || !bml_add_size(size, page, &bytes)) {
+    if (!region || !bml_add_size(size, page, &bytes) ||
+        bml_cpu_buffer_new(device, bytes, &region->memory, NULL)) {
         free(region);
         return NULL;
     }
-    char *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) {
-        free(region);
-        return NULL;
-    }
-    size_t past = (uintptr_t)mapped % page;
-    *region = (bml_region){.mapped = mapped,
-                           .begin = mapped + (past ? page - past : 0),
-                           .mapped_bytes = bytes,
-                           .size = size};
+    region->begin = (char *)region->memory.data + -(uintptr_t)region->memory.data % page;
+    region->size = size;
 #ifdef MADV_HUGEPAGE
     madvise(region->begin, size, MADV_HUGEPAGE); /* advice: the memory works without */
 #endif
@@ -55,9 +48,9 @@ static bml_region *region_for(bml_device *device, size_t bytes)
     bml_region *region = device->regions;
     if (region && region->size - region->used >= bytes)
         return region;
-    region = bytes < usual_size ? region_new(usual_size) : NULL;
+    region = bytes < usual_size ? region_new(device, usual_size) : NULL;
     if (!region) /* as much as is needed, where less than usual may be had */
-        region = region_new(bytes);
+        region = region_new(device, bytes);
     if (region) {
         region->next = device->regions;
         device->regions = region;
@@ -96,7 +89,7 @@ void bml_cpu_weight_memory_free(bml_device *device, bml_buffer *buffer)
             continue;
         if (--region->n_weights == 0) {
             *at = region->next;
-            munmap(region->mapped, region->mapped_bytes);
+            bml_cpu_buffer_free(device, &region->memory);
             free(region);
         }
         *buffer = (bml_buffer){0};
